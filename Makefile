@@ -1,0 +1,43 @@
+# On a clean clone every target does all that it needs, virtual environment and install included.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/installed
+
+.DEFAULT_GOAL := help
+.PHONY: setup train test test-all test-nightly lint bench help
+
+setup: $(STAMP)  ## create .venv and install Headrace with its development tools, at the pinned versions
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+# The build backend is installed first and used without isolation: pip does not apply -c inside a build environment.
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	touch $@
+
+train: $(STAMP)  ## run the founding toy: an actor and a learner, as processes
+	$(BIN)/python examples/01_take_put.py --place processes
+
+test: $(STAMP)  ## the fast tier
+	$(BIN)/python -m pytest -m "not slow and not nightly"
+
+# Pytest leaves with 5 where it selects nothing: a tier may be empty, the fast one may not.
+test-all: $(STAMP)  ## the slow tier alone; CI runs `test`, then this
+	$(BIN)/python -m pytest -m slow || { [ $$? -eq 5 ] && echo "no slow tests"; }
+
+test-nightly: $(STAMP)  ## what is too long for CI
+	$(BIN)/python -m pytest -m nightly || { [ $$? -eq 5 ] && echo "no nightly tests"; }
+
+lint: $(STAMP)  ## formatting, style, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## every benchmark
+	$(BIN)/python -m benchmarks toy && $(BIN)/python -m benchmarks transport && $(BIN)/python -m benchmarks weights
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16

@@ -1,0 +1,164 @@
+"""What a role knows of itself, and how it waits."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from numpy.random import SeedSequence
+
+from headrace.channel import End
+from headrace.errors import Closed, Stalled
+from headrace.place import board as b
+from headrace.place.board import Board
+from headrace.place.memory import Memory
+
+__all__ = ["Awaited", "Context", "Identity"]
+
+TICK = 0.1  # seconds after which a blocked role looks whether anything has changed that nobody rang for
+
+
+class Awaited(End, Protocol):
+    """An end as its role waits for it."""
+
+    word: int  # STARVED or BLOCKED: what such a wait counts as
+
+    def charge(self, nanoseconds: int) -> None:
+        """Count a finished wait."""
+
+    def orphaned(self) -> str:
+        """Why nobody can ever end this wait, or the empty string."""
+
+    def describe(self) -> str:
+        """What is waited for, to follow "waits to"."""
+
+
+class Identity:
+    """Which life of which role this is."""
+
+    def __init__(self, name: str, rank: int, of: int, incarnation: int, device: str, index: int, seed: int) -> None:
+        self.name, self.rank, self.of = name, rank, of
+        self.incarnation, self.device, self.index, self.crew_seed = incarnation, device, index, seed
+
+    def __str__(self) -> str:
+        return f"{self.name}[{self.rank}]"
+
+
+class Context:
+    """A role from inside, where roles run beside each other; Inline waits in another way.
+
+    spins: how often a wait looks again before it blocks. An idle virtual core takes 30 µs to wake.
+    """
+
+    def __init__(self, identity: Identity, crew: str, board: Board, memory: Memory, spins: int) -> None:
+        self.identity = identity
+        self.name, self.rank, self.of = identity.name, identity.rank, identity.of
+        self.incarnation, self.device, self.index = identity.incarnation, identity.device, identity.index
+        self.crew, self.board, self.memory = crew, board, memory
+        self.heard = board.bell(self.index).heard
+        # x86 keeps stores in order; elsewhere a semaphore operation stands between data and the counter that shows them.
+        self.fence = None if platform.machine() in ("x86_64", "AMD64") else board.bell(self.index).fence
+        self.closers: list[Callable[[], None]] = []  # of the ends that this role owns
+        self.on_alarm: Callable[[], None] = self._stop_if_told
+        self.on_tick: Callable[[], None] | None = None
+        self._spins = spins
+
+    @property
+    def stopping(self) -> bool:
+        return self.board.words[b.ALARM] == b.STOPPING
+
+    @property
+    def seed(self) -> SeedSequence:
+        return SeedSequence(
+            (self.identity.crew_seed, zlib.crc32(self.name.encode()), self.rank, self.incarnation)
+        )
+
+    def share_of(self, total: int) -> range:
+        return range(total * self.rank // self.of, total * (self.rank + 1) // self.of)
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        until = self.clock() + seconds
+        bell = self.board.bell(self.index)
+        while (left := until - self.clock()) > 0:
+            if self.board.words[b.ALARM]:
+                self.on_alarm()
+            bell.wait(left)
+
+    def heartbeat(self, text: str) -> None:
+        self.board.say(self.index, text)
+
+    def wait(self, *ends: End, timeout: float | None = None) -> list[End]:
+        awaited: Sequence[Awaited] = ends  # type: ignore[assignment]
+        if self.board.words[b.ALARM]:
+            self.on_alarm()
+        if not any(end.ready() for end in ends):
+            self.until(lambda: any(end.ready() for end in ends), awaited, timeout)
+        self.heard()
+        return [end for end in ends if end.ready()]
+
+    def until(self, ready: Callable[[], bool], ends: Sequence[Awaited], timeout: float | None) -> None:
+        """Return when ready() holds. Raises Stalled after `timeout` seconds, Closed, or what the alarm is about."""
+        began = time.monotonic_ns()
+        try:
+            for _ in range(self._spins):
+                os.sched_yield()  # a spinner that does not yield falls to a fifth where roles outnumber cores
+                if ready():
+                    return
+            self._block(ready, ends, began, timeout)
+        finally:
+            waited = time.monotonic_ns() - began
+            self.board.add(self.index, ends[0].word, waited)
+            for end in ends:
+                end.charge(waited)
+
+    def _block(self, ready: Callable[[], bool], ends: Sequence[Awaited], began: int, timeout: float | None) -> None:
+        bell, words = self.board.bell(self.index), self.board.words
+        self.board.set(self.index, b.SINCE, began)
+        self.board.set(self.index, b.WAITING, ends[0].word)
+        try:
+            while True:
+                while bell.heard():  # before the look: a ring that comes after it ends the wait below
+                    pass
+                if words[b.ALARM]:
+                    self.on_alarm()
+                if ready():
+                    return
+                self.raise_if_orphaned(ready, ends)
+                if self.on_tick is not None:
+                    self.on_tick()
+                seconds = TICK
+                if timeout is not None:
+                    left = timeout - (time.monotonic_ns() - began) / 1e9
+                    if left <= 0:
+                        raise self.stalled(ends, timeout)
+                    seconds = min(seconds, left)
+                bell.wait(seconds)
+        finally:
+            self.board.set(self.index, b.WAITING, 0)
+
+    def raise_if_orphaned(self, ready: Callable[[], bool], ends: Sequence[Awaited]) -> None:
+        """Raise Closed when nobody is left who could end this wait."""
+        reasons = [end.orphaned() for end in ends]
+        if all(reasons) and not ready():  # the last of them may have put and ended since we looked
+            raise Closed(f"{self.identity} waits to {ends[0].describe()}, but {reasons[0]}")
+
+    def stalled(self, ends: Sequence[Awaited], timeout: float) -> Stalled:
+        """The error that says who waited, on what, how long."""
+        what = " or to ".join(end.describe() for end in ends)
+        return Stalled(f"{self.identity} waited {timeout:g} s to {what}")
+
+    def close_ends(self) -> None:
+        """Close every end that this role owns, so that no peer waits for it in vain."""
+        for close in self.closers:
+            close()
+
+    def _stop_if_told(self) -> None:
+        if self.stopping:
+            raise Closed(f"{self.identity}: the crew is stopping")

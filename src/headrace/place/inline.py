@@ -1,0 +1,189 @@
+"""Roles one at a time, in one process: the same role functions, in an order that a seed repeats.
+
+Each role has a thread of its own and all but one of them wait for the baton. It changes hands only where a role would
+wait; who gets it among those that could go on is drawn from the crew's seed. When nobody could, the clock moves to the
+nearest timeout; when there is none, that is a deadlock, and is named at once.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headrace.errors import Closed, Stalled
+from headrace.place import board as b
+from headrace.place.context import Awaited, Context, Identity
+from headrace.place.threads import ThreadCrew
+
+__all__ = ["Inline", "InlineCrew"]
+
+
+@dataclass(frozen=True)
+class Inline:
+    """Every role runs in the driver's process, one at a time. For tests, debuggers and a single core."""
+
+    poison: bool = False
+    """Overwrite what a take has given back, so that a view kept too long is seen. For finding faults."""
+
+    def crew(self, seed: int = 0) -> InlineCrew:
+        """A crew whose roles draw their seeds, and whose order is drawn, from this one."""
+        return InlineCrew(seed, self.poison)
+
+
+class Baton:
+    """Who runs, who waits for what, and what time it is."""
+
+    def __init__(self, seed: int) -> None:
+        self.now = 0.0  # seconds of the virtual clock
+        self._order = random.Random(seed)
+        self._contexts: list[InlineContext] = []
+
+    def join(self, context: InlineContext) -> None:
+        """A role that takes part from now on."""
+        self._contexts.append(context)
+
+    def drop(self, context: InlineContext) -> None:
+        """A role that has ended hands the baton on for good."""
+        self._contexts.remove(context)
+        self._next().grant()
+
+    def is_alone(self) -> bool:
+        """Whether only the driver is left."""
+        return len(self._contexts) == 1
+
+    def park(self, context: InlineContext) -> None:
+        """Hand the baton to whoever can go on, and return when it comes back."""
+        chosen = self._next()
+        if chosen is not context:
+            chosen.grant()
+            context.await_grant()
+
+    def _next(self) -> InlineContext:
+        driver = self._contexts[0]
+        if driver.interrupted:
+            return driver
+        able = [context for context in self._contexts if context.could_go_on()]
+        if able:
+            return self._order.choice(able)
+        for context in self._contexts:
+            if context.is_orphaned():
+                context.verdict = "orphaned"
+                return context
+        sleepers = [context for context in self._contexts if context.deadline is not None]
+        if sleepers:
+            first = min(sleepers, key=lambda context: (context.deadline, context.index))
+            assert first.deadline is not None
+            self.now = max(self.now, first.deadline)
+            first.verdict = "late"
+            return first
+        driver.verdict = "; ".join(f"{c.identity} waits to {c.describe()}" for c in self._contexts)
+        return driver
+
+
+class InlineContext(Context):
+    """A role from inside, where one role runs at a time."""
+
+    def __init__(self, identity: Identity, crew: InlineCrew) -> None:
+        super().__init__(identity, crew.id, crew.board, crew.memory, spins=0)
+        self._baton = crew.baton
+        self._granted = False
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._ready: Callable[[], bool] = lambda: True
+        self._ends: Sequence[Awaited] = ()
+        self.deadline: float | None = None
+        self.verdict = ""  # why it was woken, if not because it could go on
+        self.interrupted = False
+        crew.baton.join(self)
+
+    def clock(self) -> float:
+        return self._baton.now
+
+    def sleep(self, seconds: float) -> None:
+        self._wait(lambda: False, (), self.clock() + seconds)
+        self._check_alarm()
+
+    def _block(self, ready: Callable[[], bool], ends: Sequence[Awaited], began: int, timeout: float | None) -> None:
+        self._wait(ready, ends, None if timeout is None else self.clock() + timeout)
+        self._check_alarm()
+        if ready():
+            return
+        if self.verdict == "orphaned":
+            self.raise_if_orphaned(ready, ends)
+        if self.verdict == "late":
+            assert timeout is not None
+            raise self.stalled(ends, timeout)
+        raise Stalled(f"deadlock: {self.verdict}")
+
+    def _wait(self, ready: Callable[[], bool], ends: Sequence[Awaited], deadline: float | None) -> None:
+        self._check_alarm()
+        self._ready, self._ends, self.deadline, self.verdict = ready, ends, deadline, ""
+        self._baton.park(self)
+        self.deadline = None
+        if self.interrupted:
+            self.interrupted = False
+            raise KeyboardInterrupt
+
+    def _check_alarm(self) -> None:
+        if self.board.words[b.ALARM]:
+            self.on_alarm()
+
+    def could_go_on(self) -> bool:
+        """Whether its wait is over, or there is an alarm that ends it."""
+        ends_wait = b.FAILURE if self.index == b.DRIVER else b.STOPPING
+        return self._ready() or self.board.words[b.ALARM] == ends_wait
+
+    def is_orphaned(self) -> bool:
+        """Whether nobody is left who could end its wait."""
+        return bool(self._ends) and all(end.orphaned() for end in self._ends)
+
+    def describe(self) -> str:
+        """What it waits to do."""
+        return " or to ".join(end.describe() for end in self._ends) or "go on"
+
+    def grant(self) -> None:
+        """Give it the baton."""
+        self._granted = True
+        self._gate.release()
+
+    def await_grant(self) -> None:
+        """Return when it has the baton. Ctrl-C counts from the running role's next wait on."""
+        while not self._granted:
+            try:
+                self._gate.acquire()
+            except KeyboardInterrupt:
+                self.interrupted = True
+        self._gate.acquire(blocking=False)  # it is open still when Ctrl-C came between the grant and the gate
+        self._granted = False
+
+    def see_all_out(self) -> None:
+        """For the driver of a crew that stops: let the others run until each has ended."""
+        self.on_alarm = lambda: None
+        self._wait(self._baton.is_alone, (), None)
+
+
+class InlineCrew(ThreadCrew):
+    """A crew of which one role runs at a time."""
+
+    def __init__(self, seed: int, poison: bool) -> None:
+        self.baton = Baton(seed)
+        super().__init__(seed, poison, stall_after=30.0)
+
+    def _context(self, identity: Identity) -> Context:
+        return InlineContext(identity, self)
+
+    def _play(self, context: Context, role: Callable[[], None]) -> BaseException | None:
+        assert isinstance(context, InlineContext)
+        context.await_grant()
+        return super()._play(context, role)
+
+    def _depart(self, context: Context) -> None:
+        assert isinstance(context, InlineContext)
+        self.baton.drop(context)
+
+    def _finish(self, hurry: bool) -> None:
+        assert isinstance(self.driver, InlineContext)
+        self.driver.see_all_out()
+        super()._finish(hurry)

@@ -1,0 +1,318 @@
+"""What a slot looks like: where each tensor and number of an item lies in one contiguous range of bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import operator
+import pickle
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import cloudpickle
+import numpy as np
+import optree
+import torch
+from torch import Tensor
+
+from headrace.errors import ConfigError, ShapeError
+from headrace.place.memory import aligned
+from headrace.struct import NAMESPACE, Struct
+
+__all__ = ["Field", "Layout", "NumbersLayout", "PickleLayout", "Slot", "TreeLayout", "layout_of"]
+
+CONTROL_BYTES = 4096  # what a slot holds of a channel without `like`
+POISON = 0xFF  # NaN in every float, -1 in every signed integer
+_NUMBERS: dict[type, str] = {bool: "?", int: "q", float: "d"}
+_memmove = ctypes.memmove
+
+
+class Slot(Protocol):
+    """One slot of a channel, in this process's memory."""
+
+    def write(self, item: Any) -> None:
+        """Copy an item in. Raises ShapeError when it is not shaped as the layout says."""
+
+    def read(self) -> Any:
+        """The item that lies here: views of its tensors."""
+
+    def read_to(self, device: str | torch.device) -> Any:
+        """The item that lies here, copied to a device in one piece."""
+
+    def poison(self) -> None:
+        """Overwrite it, so that whoever still looks sees that it is gone."""
+
+
+class Layout(Protocol):
+    """How items of one kind lie in a slot."""
+
+    nbytes: int
+    timed: bool  # whether copying takes so long that reading the clock does not show
+
+    def bind(self, memory: memoryview) -> Slot:
+        """The slot in this memory."""
+
+
+class Field(NamedTuple):
+    """One tensor or number of an item. kind: None for a tensor, else its letter in the struct module."""
+
+    path: str
+    dtype: torch.dtype | None
+    shape: torch.Size
+    offset: int
+    nbytes: int
+    kind: str | None
+
+    @classmethod
+    def of_tensor(cls, path: str, tensor: Tensor, offset: int) -> Field:
+        """Where a tensor shaped like this one lies."""
+        return cls(path, tensor.dtype, tensor.shape, offset, tensor.numel() * tensor.element_size(), None)
+
+    def view(self, memory: memoryview) -> Tensor | None:
+        """The tensor that lies here; None for a number."""
+        if self.dtype is None:
+            return None
+        if self.nbytes == 0:
+            return torch.empty(self.shape, dtype=self.dtype)
+        count = self.shape.numel()
+        return torch.frombuffer(memory, dtype=self.dtype, count=count, offset=self.offset).view(self.shape)
+
+
+def layout_of(like: Any) -> Layout:
+    """The layout of items shaped like this one; of small pickled values for None."""
+    if like is None:
+        return PickleLayout()
+    if type(like) is tuple and like and all(type(leaf) in _NUMBERS for leaf in like):
+        return NumbersLayout(tuple(_NUMBERS[type(leaf)] for leaf in like))
+    return TreeLayout(like)
+
+
+class TreeLayout:
+    """Structs and trees of tensors and numbers: fields on 64-byte lines, in the order of the tree."""
+
+    timed = True
+
+    def __init__(self, like: Any) -> None:
+        paths, leaves, self.spec = optree.tree_flatten_with_path(like, namespace=NAMESPACE)
+        fields, offset = [], 0
+        for path, leaf in zip(paths, leaves, strict=True):
+            name = _path_name(like, path)
+            if isinstance(leaf, Tensor):
+                if leaf.layout is not torch.strided or leaf.is_quantized:
+                    raise ConfigError(f"like: {name} is a {leaf.layout} tensor; slots hold dense ones.")
+                fields.append(Field.of_tensor(name, leaf, offset))
+            elif type(leaf) in _NUMBERS:
+                fields.append(Field(name, None, torch.Size(), offset, 8, _NUMBERS[type(leaf)]))
+            else:
+                raise ConfigError(
+                    f"like: {name} is a {type(leaf).__name__}; a slot holds tensors, bool, int and float. Give a "
+                    "tensor, or leave `like` out for small values that are pickled."
+                )
+            offset += aligned(fields[-1].nbytes)
+        if not fields:
+            raise ConfigError(f"like={like!r} holds no tensor and no number; leave it out for small pickled values.")
+        self.fields = tuple(fields)
+        self.nbytes = offset
+        self.skeleton = optree.tree_unflatten(self.spec, range(len(fields)))
+        # A Struct of plain tensors is by far the commonest item: its leaves are its attributes.
+        names = [field.name for field in dataclasses.fields(like)] if isinstance(like, Struct) else []
+        flat = len(names) == len(fields) > 1 and all(isinstance(getattr(like, name), Tensor) for name in names)
+        self.type: type | None = type(like) if flat else None
+        self.attributes = operator.attrgetter(*names) if flat else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A treespec of a class shipped by value does not pickle; its skeleton does.
+        return {key: value for key, value in self.__dict__.items() if key != "spec"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.spec = optree.tree_structure(self.skeleton, namespace=NAMESPACE)
+
+    def bind(self, memory: memoryview) -> Slot:
+        return _TreeSlot(self, memory)
+
+    def leaves(self, item: Any) -> Sequence[Any]:
+        """The tensors and numbers of an item, in the order of the fields. Raises ShapeError for another tree."""
+        leaves, spec = optree.tree_flatten(item, namespace=NAMESPACE)
+        if spec != self.spec:
+            raise ShapeError(f"expected an item built like {self.skeleton!r} (by position), given {spec}.")
+        return leaves
+
+    def complain(self, leaves: Sequence[Any]) -> NoReturn:
+        """Raise the ShapeError for the first leaf that does not fit."""
+        for field, leaf in zip(self.fields, leaves, strict=True):
+            given = _describe(leaf.dtype, leaf.shape) if isinstance(leaf, Tensor) else f"{leaf!r} ({type(leaf).__name__})"
+            if field.dtype is not None and given != _describe(field.dtype, field.shape):
+                raise ShapeError(f"{field.path}: expected {_describe(field.dtype, field.shape)}, given {given}.")
+            if field.kind is not None and not _fits(field.kind, leaf):
+                raise ShapeError(f"{field.path}: expected {_NAMES[field.kind]}, given {given}.")
+        raise ShapeError(f"expected {len(self.fields)} leaves like {self.skeleton!r}, given {len(leaves)}.")
+
+
+class _TreeSlot:
+    def __init__(self, layout: TreeLayout, memory: memoryview) -> None:
+        self._layout, self._memory = layout, memory
+        base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        # A number has its letter where a tensor has None; a tensor its view where a number has None.
+        self._targets = [
+            (field.kind, field.dtype, field.shape, base + field.offset, field.nbytes, field.view(memory), field.offset)
+            for field in layout.fields
+        ]
+        self._item = optree.tree_unflatten(layout.spec, [t[5] for t in self._targets]) if layout.attributes else None
+
+    def write(self, item: Any) -> None:
+        layout = self._layout
+        leaves = layout.attributes(item) if type(item) is layout.type else layout.leaves(item)
+        try:
+            for leaf, (kind, dtype, shape, address, nbytes, view, offset) in zip(leaves, self._targets, strict=True):
+                if kind is not None:
+                    if kind == "?" and not _fits(kind, leaf):
+                        layout.complain(leaves)
+                    struct.pack_into(kind, self._memory, offset, leaf)
+                elif leaf.dtype is not dtype or leaf.shape != shape:
+                    layout.complain(leaves)
+                elif leaf.is_contiguous() and leaf.is_cpu and not dtype.is_complex:
+                    _memmove(address, leaf.data_ptr(), nbytes)
+                else:
+                    view.copy_(leaf.detach())
+        except (AttributeError, struct.error, TypeError):
+            layout.complain(leaves)
+
+    def read(self) -> Any:
+        if self._item is not None:
+            return self._item
+        return self._unflatten([target[5] for target in self._targets])
+
+    def read_to(self, device: str | torch.device) -> Any:
+        flat = torch.frombuffer(self._memory, dtype=torch.uint8).to(device, copy=True)
+        return self._unflatten(
+            [
+                flat[field.offset : field.offset + field.nbytes].view(field.dtype).view(field.shape)
+                if field.dtype is not None
+                else None
+                for field in self._layout.fields
+            ]
+        )
+
+    def poison(self) -> None:
+        ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(self._memory)), POISON, len(self._memory))
+
+    def _unflatten(self, tensors: Sequence[Tensor | None]) -> Any:
+        leaves = [
+            tensor if kind is None else struct.unpack_from(kind, self._memory, offset)[0]
+            for tensor, (kind, *_, offset) in zip(tensors, self._targets, strict=True)
+        ]
+        return optree.tree_unflatten(self._layout.spec, leaves)
+
+
+class NumbersLayout:
+    """A small tuple of bool, int and float: packed side by side, read as values."""
+
+    timed = False
+
+    def __init__(self, kinds: tuple[str, ...]) -> None:
+        self.kinds = kinds
+        self.packer = struct.Struct("@" + "".join(kinds))
+        self.nbytes = self.packer.size
+        self.bools = tuple(position for position, kind in enumerate(kinds) if kind == "?")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NumbersLayout, (self.kinds,)
+
+    def bind(self, memory: memoryview) -> Slot:
+        return _NumbersSlot(self, memory)
+
+    def complain(self, item: Any) -> NoReturn:
+        """Raise the ShapeError for an item that does not fit."""
+        expected = ", ".join(_NAMES[kind] for kind in self.kinds)
+        raise ShapeError(f"expected a tuple ({expected}), given {item!r}.")
+
+
+class _NumbersSlot:
+    def __init__(self, layout: NumbersLayout, memory: memoryview) -> None:
+        self._layout, self._memory = layout, memory
+        self._pack, self._unpack = layout.packer.pack_into, layout.packer.unpack_from
+
+    def write(self, item: tuple[Any, ...]) -> None:
+        try:
+            for position in self._layout.bools:  # the struct module takes anything for a bool
+                if not _fits("?", item[position]):
+                    self._layout.complain(item)
+            self._pack(self._memory, 0, *item)
+        except (struct.error, TypeError, IndexError):
+            self._layout.complain(item)
+
+    def read(self) -> tuple[Any, ...]:
+        return self._unpack(self._memory)
+
+    def read_to(self, device: str | torch.device) -> tuple[Any, ...]:
+        return self.read()
+
+    def poison(self) -> None:
+        """Nothing to do: what was read are values."""
+
+
+class PickleLayout:
+    """A small value of any kind that pickles: its length, then its bytes."""
+
+    timed = False
+    nbytes = CONTROL_BYTES
+
+    def bind(self, memory: memoryview) -> Slot:
+        return _PickleSlot(memory)
+
+
+class _PickleSlot:
+    def __init__(self, memory: memoryview) -> None:
+        self._memory, self._length = memory[8:], memory[:8].cast("q")
+
+    def write(self, item: Any) -> None:
+        try:
+            data = pickle.dumps(item, 5)
+            if b"__main__" in data:  # a reader in another process has another __main__
+                data = cloudpickle.dumps(item, 5)
+        except Exception as error:
+            raise ConfigError(f"a {type(item).__name__} cannot be sent as a control value: {error}") from error
+        if len(data) > len(self._memory):
+            raise ShapeError(
+                f"a control value may take {len(self._memory):,} bytes pickled; this {type(item).__name__} takes "
+                f"{len(data):,}. Make the channel with like=… for data of a known shape."
+            )
+        self._memory[: len(data)] = data
+        self._length[0] = len(data)
+
+    def read(self) -> Any:
+        return pickle.loads(self._memory[: self._length[0]])
+
+    def read_to(self, device: str | torch.device) -> Any:
+        return self.read()
+
+    def poison(self) -> None:
+        """Nothing to do: what was read are values."""
+
+
+_NAMES = {"?": "bool", "q": "int", "d": "float"}
+
+
+def _fits(kind: str, leaf: Any) -> bool:
+    if kind == "?":
+        return isinstance(leaf, bool | np.bool_)
+    try:
+        struct.pack(kind, leaf)
+    except (struct.error, TypeError):
+        return False
+    return True
+
+
+def _describe(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def _path_name(like: Any, path: tuple[Any, ...]) -> str:
+    """Rollout.observation['camera'] for the path of a leaf."""
+    name = type(like).__name__ if isinstance(like, Struct) else "item"
+    for entry in path:
+        name += f".{entry}" if isinstance(like, Struct) and isinstance(entry, str) else f"[{entry!r}]"
+        like = getattr(like, entry) if isinstance(like, Struct) else like[entry]
+    return name

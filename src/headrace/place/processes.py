@@ -1,0 +1,240 @@
+"""Roles as processes of this machine: nothing is shared but the crew's memory, and a role can be killed at any instant."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import headrace.place.keeper
+from headrace.errors import ConfigError, RoleFailed, Stalled
+from headrace.place import board as b
+from headrace.place.context import TICK, Context, Identity
+from headrace.place.crew import BaseCrew, Failure, Post
+from headrace.place.keeper import MESSAGE_BYTES, SPINS, Orders, Settings
+from headrace.place.memory import SharedMemory
+
+__all__ = ["ProcessCrew", "Processes"]
+
+LOADING = 120.0  # seconds that a process with torch may take to load
+GRACE = 3.0  # seconds that roles have to end by themselves when the crew stops
+ENDING = 15.0  # seconds that a keeper may take to end what is left
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Every role is a process, forked from one that has torch loaded. Linux only.
+
+    The first crew of a driver takes about as long as `import torch`; a later one some tens of milliseconds.
+    """
+
+    stall_after: float = 30.0
+    """Seconds after which a role that is stopped (SIGSTOP) counts as failed. A slow one never does."""
+    poison: bool = False
+    """Overwrite what a take has given back, so that a view kept too long is seen. For finding faults."""
+
+    def crew(self, seed: int = 0) -> ProcessCrew:
+        """A crew whose roles draw their seeds from this one."""
+        if sys.platform != "linux":
+            raise ConfigError(f"Processes() needs Linux; this is {sys.platform}. Use Threads() or Inline().")
+        return ProcessCrew(seed, self.poison, self.stall_after)
+
+
+class ProcessCrew(BaseCrew):
+    """A crew of processes."""
+
+    memory: SharedMemory
+
+    def __init__(self, seed: int, poison: bool, stall_after: float) -> None:
+        super().__init__(SharedMemory(), seed, poison)
+        self.memory.allocate(b.REPORT_BYTES * (b.MAX_ROLES + 1), "a crew's reports", prefault=False)
+        self._stall_after = stall_after
+        self._looked = time.monotonic()
+        self._keeper = _nursery().keeper(self.memory.descriptor)
+
+    def _context(self, identity: Identity) -> Context:
+        return Context(identity, self.id, self.board, self.memory, SPINS)
+
+    def _pack(self, data: bytes, name: str) -> tuple[int, int]:
+        payload = pickle.dumps((Settings.here(), data), 5)
+        offset = self.memory.allocate(len(payload), f"what is shipped to {name}")
+        self.memory.view(offset, len(payload))[:] = payload
+        return offset, len(payload)
+
+    def _launch(self, posts: Sequence[Post]) -> None:
+        for post in posts:
+            orders = Orders(
+                self.id,
+                post.name,
+                post.rank,
+                post.of,
+                post.incarnation,
+                post.device,
+                post.threads,
+                post.index,
+                self.seed,
+                post.payload,
+            )
+            post.pid = int(self._ask(orders))
+
+    def _ask(self, order: Orders | int) -> bytes:
+        try:
+            self._keeper.send(pickle.dumps(order, 5))
+            answer = self._keeper.recv(MESSAGE_BYTES)
+        except TimeoutError as error:
+            raise Stalled(f"the crew's keeper did not answer in {self._keeper.gettimeout():g} s") from error
+        except OSError as error:
+            raise _keeper_gone() from error
+        if not answer:
+            raise _keeper_gone()
+        return answer
+
+    def _failures(self) -> list[Failure]:
+        failed = [post for post in self.posts if self.board.get(post.index, b.STATE) in (b.FAILED, b.KILLED)]
+        return [self._failure(post) for post in sorted(failed, key=lambda p: self.board.get(p.index, b.FAILED_AT))]
+
+    def _failure(self, post: Post) -> Failure:
+        status = self.board.get(post.index, b.STATUS)
+        if self.board.get(post.index, b.STATE) == b.FAILED:
+            report = self.memory.view(b.report_offset(post.index), b.REPORT_BYTES)
+            what, text, cause = pickle.loads(report[8 : 8 + report[:8].cast("q")[0]])
+            cause = cause or Exception(what)
+            cause.__cause__ = _RoleTraceback(text)
+            code = cause.code if isinstance(cause, SystemExit) and isinstance(cause.code, int) else 1
+            return Failure(post, post.incarnation, what, exit_code=code, traceback=text, cause=cause)
+        if status < 0:
+            number = signal.Signals(-status)
+            what = f"was killed by signal {number} ({number.name}); exit code {status}"
+            return Failure(post, post.incarnation, what, signal=-status, exit_code=status)
+        return Failure(post, post.incarnation, f"left with exit code {status} without returning", exit_code=status)
+
+    def _on_tick(self) -> None:
+        now = time.monotonic()
+        # Only time in which the driver itself was awake counts: a run that was suspended as a whole is not stalled.
+        passed, self._looked = min(now - self._looked, 2 * TICK), now
+        for post in self.posts:
+            if not self.board.get(post.index, b.STOPPED):
+                post.stopped_for = 0.0
+                continue
+            post.stopped_for += passed
+            if post.stopped_for >= self._stall_after:
+                number = signal.SIGSTOP
+                what = f"has been stopped (process {post.pid}) for {self._stall_after:g} s"
+                raise Failure(post, post.incarnation, what, signal=number).error(self.board.said(post.index))
+        if self._keeper_is_gone():
+            raise _keeper_gone()
+
+    def _keeper_is_gone(self) -> bool:
+        try:
+            return self._keeper.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def _end_life(self, post: Post) -> None:
+        self._ask(post.pid)
+
+    def _finish(self, hurry: bool) -> None:
+        try:
+            until = time.monotonic() + (0.0 if hurry else GRACE)
+            bell = self.board.bell(b.DRIVER)
+            while self._runs() and (left := until - time.monotonic()) > 0 and not self._keeper_is_gone():
+                bell.wait(min(left, TICK))
+        finally:
+            self._keeper.shutdown(socket.SHUT_WR)  # the keeper ends what is left, then itself
+            self._keeper.settimeout(ENDING)
+            try:
+                while self._keeper.recv(MESSAGE_BYTES):
+                    pass
+            except TimeoutError as error:
+                raise Stalled(f"the crew's keeper did not end its roles in {ENDING:g} s") from error
+            finally:
+                self._keeper.close()
+
+    def _runs(self) -> bool:
+        return any(self.board.get(post.index, b.STATE) not in b.OVER for post in self.posts)
+
+
+class _RoleTraceback(Exception):
+    """A traceback from another process, shown above the exception that it belongs to."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+def _keeper_gone() -> RoleFailed:
+    return RoleFailed(
+        "the crew's keeper process is gone, and its roles with it: something killed it (out of memory?)",
+        role="keeper",
+        rank=0,
+    )
+
+
+class _Nursery:
+    """The driver's side of the nursery: one process that every crew of this driver starts from."""
+
+    def __init__(self) -> None:
+        self.driver = os.getpid()
+        self._lock = threading.Lock()
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Its command line names the module, so that a process list says what it is. It does not import our main module.
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {headrace.place.keeper.__name__} import nursery; "
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code + f"nursery({theirs.fileno()}, {self.driver})"],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # NumPy's would start threads, and what forks has none
+            )
+        self._channel.settimeout(LOADING)
+        if self._channel.recv(MESSAGE_BYTES) != b"ready":
+            raise RoleFailed(
+                f"the process that roles start from ended with exit code {self.process.wait()} while it loaded torch; "
+                "what it said is on the standard error.",
+                role="nursery",
+                rank=0,
+            )
+
+    def keeper(self, memory: int) -> socket.socket:
+        """A new keeper for the crew with this memory: the socket that it takes orders from."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with theirs, self._lock:
+            socket.send_fds(self._channel, [b"keeper"], [memory, theirs.fileno(), 1, 2])
+        ours.settimeout(LOADING)
+        return ours
+
+    def alive(self) -> bool:
+        """Whether it belongs to this process and still runs."""
+        return self.driver == os.getpid() and self.process.poll() is None
+
+    def close(self) -> None:
+        """Let it end; in a forked copy of the driver, leave it alone."""
+        self._channel.close()
+        if self.driver == os.getpid():
+            self.process.wait(ENDING)
+
+
+_nurseries: list[_Nursery] = []  # at most one is alive; a driver that forked has its parent's here too
+_nurseries_lock = threading.Lock()
+
+
+def _nursery() -> _Nursery:
+    with _nurseries_lock:
+        if not _nurseries or not _nurseries[-1].alive():
+            for old in _nurseries:
+                old.close()
+            _nurseries[:] = [_Nursery()]
+            atexit.register(_nurseries[-1].close)
+        return _nurseries[-1]

@@ -1,0 +1,368 @@
+"""Channels: a ring of slots between one writer and one reader, with counters in its header that are the truth.
+
+A channel of capacity c has c + 1 slots. The writer may fill slot number `head` while head - taken < c; the reader holds
+slot number taken - 1 as a view. The two never meet, and the room is free as soon as the next take has returned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+
+from headrace.channel import Activity, End, Taken, wait
+from headrace.errors import Closed, ConfigError
+from headrace.place import board as b
+from headrace.place.handle import HEADER_BYTES, Handle
+from headrace.place.layout import Layout, PickleLayout, Slot, TreeLayout
+from headrace.place.memory import aligned
+
+__all__ = ["RingChannel", "RingLanes"]
+
+T = TypeVar("T")
+_now = time.monotonic_ns
+
+# Words of a channel's header. What the writer stores, what the reader stores and what is rarely stored lie apart.
+HEAD, WRITER, WRITER_LIFE, BUSY, BYTES, BLOCKED, RECLAIMED = range(7)
+TAKEN, READER, READER_LIFE, STARVED, CONTROL = range(16, 21)
+CLOSED, START = range(32, 34)
+
+# Words of a slot's header.
+LANE, SEQUENCE, LIFE, STATE = range(4)
+SLOT_HEADER = 64  # bytes
+FREE, FILLING, READY, VIEWED = range(4)
+
+
+class _ToTake:
+    """The reader's end, as something to wait for."""
+
+    word = b.STARVED
+
+    def __init__(self, channel: RingChannel[Any]) -> None:
+        self._channel = channel
+
+    def ready(self) -> bool:
+        words = self._channel.words
+        return words[HEAD] != words[TAKEN] or words[CLOSED] != 0
+
+    def charge(self, nanoseconds: int) -> None:
+        self._channel.words[STARVED] += nanoseconds
+
+    def orphaned(self) -> str:
+        return self._channel.orphaned(WRITER, "put into")
+
+    def describe(self) -> str:
+        return f"take from {self._channel.name!r} (empty; {self._channel.owner(WRITER, 'writer')})"
+
+
+class _ToPut:
+    """The writer's end, as something to wait for."""
+
+    word = b.BLOCKED
+
+    def __init__(self, channel: RingChannel[Any]) -> None:
+        self._channel = channel
+
+    def ready(self) -> bool:
+        words = self._channel.words
+        return words[HEAD] - words[TAKEN] < self._channel.capacity or words[CLOSED] != 0
+
+    def charge(self, nanoseconds: int) -> None:
+        self._channel.words[BLOCKED] += nanoseconds
+
+    def orphaned(self) -> str:
+        return self._channel.orphaned(READER, "take from")
+
+    def describe(self) -> str:
+        return f"put into {self._channel.name!r} (full: {self._channel.capacity}; {self._channel.owner(READER, 'reader')})"
+
+
+class RingChannel(Handle, Generic[T]):
+    """A channel on a ring of slots, the same on every placement; roles differ only in how they wait."""
+
+    def __init__(
+        self, crew: str, name: str, offset: int, lane: int, capacity: int, layout: Layout, poison: bool
+    ) -> None:
+        super().__init__(crew, name, offset, channel_bytes(capacity, layout))
+        self.lane, self.capacity, self.layout, self.poison = lane, capacity, layout, poison
+        self._reset()
+
+    def _reset(self) -> None:
+        self._writes = self._reads = self._reserved = False
+        self._ring_reader: Callable[[], None] | None = None
+        self._ring_writer: Callable[[], None] | None = None
+
+    def shipped_fields(self) -> tuple[str, ...]:
+        return (*super().shipped_fields(), "lane", "capacity", "layout", "poison")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+    def begin(self, start: int) -> None:
+        """Set up the header, as if `start` items had passed through."""
+        words = self.words
+        words[HEAD] = words[TAKEN] = words[START] = start
+        for slot in range(self.capacity + 1):
+            words[(HEADER_BYTES + slot * _stride(self.layout)) // 8 + LANE] = self.lane
+
+    # -- the writer's end
+
+    def put(self, item: T, timeout: float | None = None) -> None:
+        slot = self._free_slot(timeout)
+        if self.layout.timed:
+            began = _now()
+            slot.write(item)
+            self.words[BUSY] += _now() - began
+        else:
+            slot.write(item)
+        self._hand_over()
+
+    def reserve(self, timeout: float | None = None) -> T:
+        if not isinstance(self.layout, TreeLayout):
+            raise ConfigError(f"{self.name!r} carries values, which cannot be filled in place; use put(…).")
+        item = self._free_slot(timeout).read()
+        self._reserved = True
+        return cast(T, item)
+
+    def commit(self) -> None:
+        if not self._reserved:
+            raise ConfigError(f"commit() of {self.name!r} without reserve(): there is no slot to hand over.")
+        self._reserved = False
+        self._hand_over()
+
+    def deliveries(self) -> Iterator[int]:
+        self.to_put  # noqa: B018 claims the end
+        while not self.words[CLOSED] and not self.context.stopping:
+            yield self.words[HEAD]
+
+    def _free_slot(self, timeout: float | None) -> Slot:
+        if not self._writes:
+            self._claim_writer()
+        words = self.words
+        head = words[HEAD]
+        if head - words[TAKEN] >= self.capacity or words[CLOSED] or self._board_words[b.ALARM]:
+            self._wait_for_room(timeout)
+        if self._reserved:
+            raise ConfigError(f"{self.name!r} has a reserved slot; commit() it before the next put or reserve.")
+        at = head % len(self._slots)
+        words[self._bases[at] + STATE] = FILLING
+        return self._slots[at]
+
+    def _hand_over(self) -> None:
+        words = self.words
+        head = words[HEAD]
+        base = self._bases[head % len(self._slots)]
+        words[base + SEQUENCE] = head
+        words[base + LIFE] = self._life
+        words[base + STATE] = READY
+        if self._fence is not None:
+            self._fence()
+        if words[WRITER_LIFE] != self._life:
+            raise self.taken_over(words[WRITER_LIFE])
+        words[HEAD] = head + 1
+        ring = self._ring_reader or self._find_reader()
+        if ring is not None:
+            ring()
+        self._heard()
+
+    def _wait_for_room(self, timeout: float | None) -> None:
+        if self._board_words[b.ALARM]:
+            self.context.on_alarm()
+        if not self._to_put.ready():
+            self.context.until(self._to_put.ready, (self._to_put,), timeout)
+        if self.words[CLOSED]:
+            raise Closed(f"{self.name!r} is closed; {self.context.identity} cannot put into it")
+
+    def _claim_writer(self) -> None:
+        self._attach()
+        self.claim(WRITER, WRITER_LIFE, "writer")
+        base = self._bases[self.words[HEAD] % len(self._slots)]
+        if self.words[base + STATE] == FILLING:  # by an incarnation that was killed before it could hand it over
+            self.words[base + STATE] = FREE
+            self.words[RECLAIMED] += 1
+        self._to_put = _ToPut(self)
+        self._writes = True
+        self.context.closers.append(self.close)
+
+    # -- the reader's end
+
+    def take(self, timeout: float | None = None, device: str | torch.device | None = None) -> T:
+        if not self._reads:
+            self._claim_reader()
+        words = self.words
+        taken = words[TAKEN]
+        if words[HEAD] == taken or self._board_words[b.ALARM]:
+            self._wait_for_item(timeout)
+        if words[READER_LIFE] != self._life:
+            raise self.taken_over(words[READER_LIFE])
+        count = len(self._slots)
+        at = taken % count
+        before = (taken - 1) % count
+        if self.poison and words[self._bases[before] + STATE] == VIEWED:
+            self._slots[before].poison()
+        words[self._bases[before] + STATE] = FREE
+        words[self._bases[at] + STATE] = VIEWED
+        words[TAKEN] = taken + 1  # from here on the writer may fill the slot that was viewed until now
+        ring = self._ring_writer or self._find_writer()
+        if ring is not None:
+            ring()
+        self._heard()
+        return cast(T, self._slots[at].read() if device is None else self._slots[at].read_to(device))
+
+    def _wait_for_item(self, timeout: float | None) -> None:
+        if self._board_words[b.ALARM]:
+            self.context.on_alarm()
+        if not self._to_take.ready():
+            self.context.until(self._to_take.ready, (self._to_take,), timeout)
+        if self.words[CLOSED] and self.words[HEAD] == self.words[TAKEN]:
+            raise Closed(f"{self.name!r} is closed and empty; {self.context.identity} cannot take from it")
+
+    def _claim_reader(self) -> None:
+        self._attach()
+        self.claim(READER, READER_LIFE, "reader")
+        self._to_take = _ToTake(self)
+        self._reads = True
+        self.context.closers.append(self.close)
+
+    # -- both
+
+    def close(self) -> None:
+        self.words[CLOSED] = 1
+        for ring in (self._find_reader(), self._find_writer()):
+            if ring is not None:
+                ring()
+
+    @property
+    def control(self) -> int:
+        return self.words[CONTROL]
+
+    @control.setter
+    def control(self, word: int) -> None:
+        if not self._reads:
+            self._claim_reader()
+        self.words[CONTROL] = word
+        ring = self._find_writer()
+        if ring is not None:
+            ring()
+
+    @property
+    def delivered(self) -> int:
+        return self.words[HEAD]
+
+    @property
+    def taken(self) -> int:
+        return self.words[TAKEN]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the channel takes no more items; it may still hold some."""
+        return self.words[CLOSED] != 0
+
+    @property
+    def reclaimed(self) -> int:
+        """How many slots were taken back from writers that were killed while they filled them."""
+        return self.words[RECLAIMED]
+
+    @property
+    def to_take(self) -> End:
+        if not self._reads:
+            self._claim_reader()
+        return self._to_take
+
+    @property
+    def to_put(self) -> End:
+        if not self._writes:
+            self._claim_writer()
+        return self._to_put
+
+    def statistics(self) -> Activity:
+        words = self.words
+        items = words[HEAD] - words[START]
+        nbytes = words[BYTES] if isinstance(self.layout, PickleLayout) else items * self.layout.nbytes
+        return Activity(
+            self.name, "channel", items, nbytes, words[BUSY] / 1e9, words[STARVED] / 1e9, words[BLOCKED] / 1e9
+        )
+
+    def writer_index(self) -> int | None:
+        """Index of the role that writes, None before the first put."""
+        return self.words[WRITER] - 1 if self.words[WRITER] else None
+
+    def _attach(self) -> None:
+        if self._reads or self._writes:
+            return
+        context, stride = self.context, _stride(self.layout)
+        starts = [HEADER_BYTES + at * stride for at in range(self.capacity + 1)]
+        self._bases = [start // 8 for start in starts]
+        self._slots = [
+            self.layout.bind(self.memory[start + SLOT_HEADER : start + SLOT_HEADER + self.layout.nbytes])
+            for start in starts
+        ]
+        self._board_words, self._heard, self._life = context.board.words, context.heard, context.incarnation
+        self._fence = context.fence
+
+    def _find_reader(self) -> Callable[[], None] | None:
+        if self._ring_reader is None and self.words[READER]:
+            self._ring_reader = self.context.board.bell(self.words[READER] - 1).ring
+        return self._ring_reader
+
+    def _find_writer(self) -> Callable[[], None] | None:
+        if self._ring_writer is None and self.words[WRITER]:
+            self._ring_writer = self.context.board.bell(self.words[WRITER] - 1).ring
+        return self._ring_writer
+
+
+class RingLanes(Generic[T]):
+    """A channel per writer, read by one role."""
+
+    def __init__(self, name: str, channels: Sequence[RingChannel[T]]) -> None:
+        self.name, self._channels, self._next = name, tuple(channels), 0
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    def __getitem__(self, rank: int) -> RingChannel[T]:
+        return self._channels[rank]
+
+    def __iter__(self) -> Iterator[RingChannel[T]]:
+        return iter(self._channels)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} lanes {self.name!r}>"
+
+    def take_each(self, timeout: float | None = None) -> list[T]:
+        return [channel.take(timeout) for channel in self._channels]
+
+    def take_any(self, timeout: float | None = None) -> Taken:
+        count = len(self._channels)
+        while True:
+            # Closed is looked at before the counters: what was put before the close is found below.
+            waiting = [channel.to_take for channel in self._channels if not channel.closed]
+            for step in range(count):  # whose turn it is moves on with every item: fair among those that are ready
+                rank = (self._next + step) % count
+                channel = self._channels[rank]
+                if channel.delivered != channel.taken:
+                    self._next = rank + 1
+                    return Taken(rank, channel.take())
+            if not waiting:
+                raise Closed(f"every lane of {self.name!r} is closed and empty")
+            wait(*waiting, timeout=timeout)
+
+    @property
+    def to_take(self) -> tuple[End, ...]:
+        return tuple(channel.to_take for channel in self._channels)
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+
+
+def channel_bytes(capacity: int, layout: Layout) -> int:
+    """Bytes that a channel takes."""
+    return HEADER_BYTES + (capacity + 1) * _stride(layout)
+
+
+def _stride(layout: Layout) -> int:
+    return SLOT_HEADER + aligned(layout.nbytes)

@@ -1,0 +1,107 @@
+"""Roles as threads of the driver's process: for environments and models that let the interpreter lock go."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from headrace.errors import ConfigError, Stalled
+from headrace.place import board as b
+from headrace.place.context import TICK, Context, Identity
+from headrace.place.crew import BaseCrew, Failure, Post, describe, play
+from headrace.place.memory import PrivateMemory
+from headrace.place.shipping import unship
+
+__all__ = ["ThreadCrew", "Threads"]
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Every role is a thread. They share the interpreter lock, and a thread cannot be ended from outside."""
+
+    stall_after: float = 30.0
+    """Seconds that a role may take to notice that the crew stops, before `Stalled` names it."""
+    poison: bool = False
+    """Overwrite what a take has given back, so that a view kept too long is seen. For finding faults."""
+
+    def crew(self, seed: int = 0) -> ThreadCrew:
+        """A crew whose roles draw their seeds from this one."""
+        return ThreadCrew(seed, self.poison, self.stall_after)
+
+
+class ThreadCrew(BaseCrew):
+    """A crew of threads."""
+
+    def __init__(self, seed: int, poison: bool, stall_after: float) -> None:
+        super().__init__(PrivateMemory(), seed, poison)
+        self._stall_after = stall_after
+        self._threads: dict[int, threading.Thread] = {}
+        self._failed: list[Failure] = []
+
+    def _context(self, identity: Identity) -> Context:
+        return Context(identity, self.id, self.board, self.memory, spins=0)  # a spinner would hold the interpreter lock
+
+    def _pack(self, data: bytes, name: str) -> bytes:
+        return data
+
+    def _launch(self, posts: Sequence[Post]) -> None:
+        ready = threading.Semaphore(0)
+        for post in posts:
+            post.pid = os.getpid()
+            context = self._context(
+                Identity(post.name, post.rank, post.of, post.incarnation, post.device, post.index, self.seed)
+            )
+            thread = threading.Thread(target=self._run, args=(post, context, ready), name=str(post), daemon=True)
+            self._threads[post.index] = thread
+            thread.start()
+        for _ in posts:
+            ready.acquire()
+        # A role's count of torch threads is its own, but also becomes the default of threads started later.
+        torch.set_num_threads(torch.get_num_threads())
+
+    def _run(self, post: Post, context: Context, ready: threading.Semaphore) -> None:
+        incarnation = post.incarnation
+        torch.set_num_threads(post.threads)
+        ready.release()
+
+        def role() -> None:
+            function, args = unship(post.payload)
+            function(*args)
+
+        error = self._play(context, role)
+        if error is not None:
+            what, text = describe(error)
+            self._failed.append(Failure(post, incarnation, what, traceback=text, cause=error))
+            self.board.set(post.index, b.STATE, b.FAILED)
+            self.board.raise_alarm(b.FAILURE, len(self.posts) + 1)
+        self._depart(context)
+
+    def _play(self, context: Context, role: Callable[[], None]) -> BaseException | None:
+        return play(context, self.id, role)
+
+    def _depart(self, context: Context) -> None:
+        """The last thing that a role's thread does."""
+
+    def _failures(self) -> list[Failure]:
+        return self._failed
+
+    def _end_life(self, post: Post) -> None:
+        if self.board.get(post.index, b.STATE) not in b.OVER:
+            raise ConfigError(f"{post} still runs; a thread cannot be ended from outside. Restart it once it has failed.")
+        self._threads[post.index].join()
+
+    def _finish(self, hurry: bool) -> None:
+        until = time.monotonic() + (0.0 if hurry else self._stall_after)
+        while alive := [thread for thread in self._threads.values() if thread.is_alive()]:
+            if time.monotonic() >= until:
+                names = ", ".join(thread.name for thread in alive)
+                raise Stalled(
+                    f"{names}: told to stop, still running after {self._stall_after:g} s. A thread cannot be ended from "
+                    "outside: let the role look at role().stopping, or run it in Processes()."
+                )
+            alive[0].join(TICK)
