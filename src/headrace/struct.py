@@ -96,15 +96,16 @@ class Struct:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        advice = f"{cls.__name__}: write every field as `reward: Tensor = axes('T B')`"
         try:
             dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)(cls)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{advice}; {error}") from error
+            raise ConfigError(f"{cls.__name__}: {error}; write every field as `name: Tensor = axes('T B')`") from error
         fields = dataclasses.fields(cls)
         for field in fields:
             if NAMESPACE not in field.metadata:
-                raise ConfigError(f"{advice}; {field.name!r} declares no axes")
+                raise ConfigError(
+                    f"{cls.__name__}.{field.name}: write `{field.name}: Tensor = axes('T B')`, with its axes"
+                )
             if hasattr(Struct, field.name):
                 raise ConfigError(f"{cls.__name__}: a field cannot be named {field.name!r}, which every Struct has")
         cls._declared = {field.name: field.metadata[NAMESPACE] for field in fields}
@@ -246,11 +247,12 @@ class Struct:
             position = _position(leaf.axes, axis)
             rest = _all_but(leaf.value, position)
             for number, part in enumerate(parts):
-                if _all_but(part, position) != rest or (position is None and not _same_bits(leaf.value, part)):
-                    alike = f"be alike in all but {axis}" if position is not None else f"be the same: it has no {axis}"
+                differs = _all_but(part, position) != rest
+                if differs or (position is None and not _same_bits(leaf.value, part)):
                     raise ShapeError(
-                        f"{first._name(leaf.path)}: in items joined along {axis} this must {alike}; item 0 has "
-                        f"{_describe(leaf.value)}, item {number} has {_describe(part)}"
+                        f"{first._name(leaf.path)}: items joined along {axis} must be the same but for that axis; "
+                        f"item 0 has {_describe(leaf.value)}, item {number} "
+                        f"has {_describe(part) if differs else 'other values'}"
                     )
             joined.append(leaf.value.clone() if position is None else torch.cat(parts, position))
         return cast(Self, _flat(first)[1].unflatten(joined))
@@ -276,12 +278,11 @@ class Struct:
                 return axes
             return (*axes[:k], f"{first}*{second}", *axes[k + 2 :])
 
-        if wrong := [
-            f"{leaf.path[1:]} [{', '.join(leaf.axes)}]" for leaf in self._walk() if merged(leaf.axes) is leaf.axes
-        ]:
+        wrong = {leaf.field[1:]: leaf.axes for leaf in self._walk() if merged(leaf.axes) == leaf.axes}
+        if wrong:
             raise ShapeError(
-                f"{self._name()}.flatten: every field must have {first} and {second} side by side, without +1, but not "
-                f"{'; '.join(wrong)}"
+                f"{self._name()}.flatten: every field must have {first} and {second} side by side, without +1, unlike "
+                + ", ".join(f"{field} [{', '.join(axes)}]" for field, axes in wrong.items())
             )
         return self._each(lambda leaf, axes: leaf.flatten(axes.index(first), axes.index(first) + 1), merged)
 
@@ -348,34 +349,35 @@ class Struct:
         return self._build(tuple(map(rename, self._axes)), values)
 
     def _along(self, axis: str) -> tuple[int, list[str]]:
-        """The size of an axis, and the paths of the tensors that have one row more of it."""
+        """The size of an axis, and the fields that have one row more of it."""
         sizes: list[int] = []
-        longer: list[str] = []
+        longer: dict[str, None] = {}
         for leaf in self._walk():
             position = _position(leaf.axes, axis)
             if position is not None:
                 more = leaf.axes[position] != axis
                 sizes.append(leaf.value.shape[position] - more)
                 if more:
-                    longer.append(leaf.path[1:])
+                    longer[leaf.field[1:]] = None
         if not sizes:
             names = dict.fromkeys(_stem(name) for leaf in self._walk() for name in _named(leaf.axes))
-            raise ConfigError(f"{self._name()} has no axis {axis!r}; it has {', '.join(names) or 'none'}")
-        return sizes[0], longer
+            words = ", ".join(name for name in names if not name.isdigit())
+            raise ConfigError(f"{self._name()} has no axis {axis!r}; it has {words or 'none'}")
+        return sizes[0], list(longer)
 
     def _even(self, verb: str, axis: str) -> int:
         """The size of an axis, if no field has one row more of it."""
         size, longer = self._along(axis)
         if longer:
             raise ShapeError(
-                f"{self._name()}.{verb}: not along {axis}, where {', '.join(longer)} has one row more, and parts "
-                f"share rows; at({axis}=slice(a, b)) takes one part"
+                f"{self._name()}.{verb}: impossible along {axis}, of which {', '.join(longer)} has one row more: "
+                f"neighbours share it; at({axis}=slice(a, b)) takes a part"
             )
         return size
 
     def _leading(self) -> str:
         """The axis that all fields begin with."""
-        first = {leaf.path[1:]: "".join(leaf.axes[:1]) for leaf in self._walk()}
+        first = {leaf.field[1:]: "".join(leaf.axes[:1]) for leaf in self._walk()}
         axis = min(first.values(), default="")
         if set(first.values()) != {axis} or not _AXIS.fullmatch(axis) or axis != _stem(axis) or axis.isdigit():
             fields = ", ".join(f"{path} [{axis}]" for path, axis in first.items())
@@ -472,8 +474,8 @@ def _named(axes: Axes) -> Axes:
 
 @lru_cache(maxsize=1024)  # this and the next are most of the cost of an index
 def _position(axes: Axes, axis: str) -> int | None:
-    """Where an axis, or the axis with one row more, stands; None if it is not there."""
-    return next((k for k, name in enumerate(_named(axes)) if _stem(name) == axis), None)
+    """Where an axis, or the axis with one row more, stands; None if it is not there. Counts are no names."""
+    return next((k for k, name in enumerate(_named(axes)) if _stem(name) == axis and not axis.isdigit()), None)
 
 
 @lru_cache(maxsize=1024)

@@ -156,7 +156,7 @@ class BankedWeights(Handle):
         wanted = version if version is not None else at_least if at_least is not None else -(2**62)
         end = _ToPull(self, wanted)
         if not end.ready():
-            context.until(end.ready, (end,), timeout)
+            context.until((end,), timeout)
         context.heard()
         if not words[COUNT] or words[LATEST] < wanted:
             raise Closed(f"{self.name!r} is closed; version {wanted} will not come (newest: {self.latest})")

@@ -19,6 +19,8 @@ from headrace.place.memory import Memory
 
 __all__ = ["Awaited", "Context", "Identity"]
 
+_give_way, _now = os.sched_yield, time.monotonic_ns
+
 TICK = 0.1  # seconds after which a blocked role looks whether anything has changed that nobody rang for
 
 
@@ -65,7 +67,8 @@ class Context:
         self.closers: list[Callable[[], None]] = []  # of the ends that this role owns
         self.on_alarm: Callable[[], None] = self._stop_if_told
         self.on_tick: Callable[[], None] | None = None
-        self._spins = spins
+        self._spins = range(spins)
+        self._page = (self.index + 1) * b.WORDS
 
     @property
     def stopping(self) -> bool:
@@ -73,9 +76,7 @@ class Context:
 
     @property
     def seed(self) -> SeedSequence:
-        return SeedSequence(
-            (self.identity.crew_seed, zlib.crc32(self.name.encode()), self.rank, self.incarnation)
-        )
+        return SeedSequence((self.identity.crew_seed, zlib.crc32(self.name.encode()), self.rank, self.incarnation))
 
     def share_of(self, total: int) -> range:
         return range(total * self.rank // self.of, total * (self.rank + 1) // self.of)
@@ -95,58 +96,58 @@ class Context:
         self.board.say(self.index, text)
 
     def wait(self, *ends: End, timeout: float | None = None) -> list[End]:
-        awaited: Sequence[Awaited] = ends  # type: ignore[assignment]
+        awaited: tuple[Awaited, ...] = ends  # type: ignore[assignment]
         if self.board.words[b.ALARM]:
             self.on_alarm()
-        if not any(end.ready() for end in ends):
-            self.until(lambda: any(end.ready() for end in ends), awaited, timeout)
+        if not any(end.ready() for end in awaited):
+            self.until(awaited, timeout)
         self.heard()
         return [end for end in ends if end.ready()]
 
-    def until(self, ready: Callable[[], bool], ends: Sequence[Awaited], timeout: float | None) -> None:
-        """Return when ready() holds. Raises Stalled after `timeout` seconds, Closed, or what the alarm is about."""
-        began = time.monotonic_ns()
-        try:
-            for _ in range(self._spins):
-                os.sched_yield()  # a spinner that does not yield falls to a fifth where roles outnumber cores
-                if ready():
-                    return
-            self._block(ready, ends, began, timeout)
-        finally:
-            waited = time.monotonic_ns() - began
-            self.board.add(self.index, ends[0].word, waited)
-            for end in ends:
-                end.charge(waited)
+    def until(self, ends: Sequence[Awaited], timeout: float | None) -> None:
+        """Return when one of the ends is ready. Raises Stalled after `timeout` seconds, Closed, or what the alarm says."""
+        began = _now()
+        ready = ends[0].ready if len(ends) == 1 else lambda: any(end.ready() for end in ends)
+        for _ in self._spins:  # for about as long as it takes to wake an idle core
+            _give_way()  # a spinner that does not yield falls to a fifth where roles outnumber cores
+            if ready():
+                break
+        else:
+            self._block(ends, began, timeout)
+        waited = _now() - began
+        self.board.words[self._page + ends[0].word] += waited
+        for end in ends:
+            end.charge(waited)
 
-    def _block(self, ready: Callable[[], bool], ends: Sequence[Awaited], began: int, timeout: float | None) -> None:
+    def _block(self, ends: Sequence[Awaited], began: int, timeout: float | None) -> None:
         bell, words = self.board.bell(self.index), self.board.words
-        self.board.set(self.index, b.SINCE, began)
-        self.board.set(self.index, b.WAITING, ends[0].word)
+        words[self._page + b.SINCE] = began
+        words[self._page + b.WAITING] = ends[0].word
         try:
             while True:
                 while bell.heard():  # before the look: a ring that comes after it ends the wait below
                     pass
                 if words[b.ALARM]:
                     self.on_alarm()
-                if ready():
+                if any(end.ready() for end in ends):
                     return
-                self.raise_if_orphaned(ready, ends)
+                self.raise_if_orphaned(ends)
                 if self.on_tick is not None:
                     self.on_tick()
                 seconds = TICK
                 if timeout is not None:
-                    left = timeout - (time.monotonic_ns() - began) / 1e9
+                    left = timeout - (_now() - began) / 1e9
                     if left <= 0:
                         raise self.stalled(ends, timeout)
                     seconds = min(seconds, left)
                 bell.wait(seconds)
         finally:
-            self.board.set(self.index, b.WAITING, 0)
+            words[self._page + b.WAITING] = 0
 
-    def raise_if_orphaned(self, ready: Callable[[], bool], ends: Sequence[Awaited]) -> None:
+    def raise_if_orphaned(self, ends: Sequence[Awaited]) -> None:
         """Raise Closed when nobody is left who could end this wait."""
         reasons = [end.orphaned() for end in ends]
-        if all(reasons) and not ready():  # the last of them may have put and ended since we looked
+        if all(reasons) and not any(end.ready() for end in ends):  # the last of them may have put, then ended
             raise Closed(f"{self.identity} waits to {ends[0].describe()}, but {reasons[0]}")
 
     def stalled(self, ends: Sequence[Awaited], timeout: float) -> Stalled:

@@ -300,7 +300,7 @@ class BaseCrew(ABC):
         if self.board.words[b.ALARM]:
             self.driver.on_alarm()
         if not end.ready():
-            self.driver.until(end.ready, (end,), timeout)
+            self.driver.until((end,), timeout)
         if self.board.words[b.ALARM]:
             self.driver.on_alarm()
 

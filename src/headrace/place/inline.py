@@ -91,7 +91,8 @@ class InlineContext(Context):
         self._granted = False
         self._gate = threading.Lock()
         self._gate.acquire()
-        self._ready: Callable[[], bool] = lambda: True
+        self._started = False
+        self._leaving = False
         self._ends: Sequence[Awaited] = ()
         self.deadline: float | None = None
         self.verdict = ""  # why it was woken, if not because it could go on
@@ -102,24 +103,24 @@ class InlineContext(Context):
         return self._baton.now
 
     def sleep(self, seconds: float) -> None:
-        self._wait(lambda: False, (), self.clock() + seconds)
+        self._wait((), self.clock() + seconds)
         self._check_alarm()
 
-    def _block(self, ready: Callable[[], bool], ends: Sequence[Awaited], began: int, timeout: float | None) -> None:
-        self._wait(ready, ends, None if timeout is None else self.clock() + timeout)
+    def _block(self, ends: Sequence[Awaited], began: int, timeout: float | None) -> None:
+        self._wait(ends, None if timeout is None else self.clock() + timeout)
         self._check_alarm()
-        if ready():
+        if any(end.ready() for end in ends):
             return
         if self.verdict == "orphaned":
-            self.raise_if_orphaned(ready, ends)
+            self.raise_if_orphaned(ends)
         if self.verdict == "late":
             assert timeout is not None
             raise self.stalled(ends, timeout)
         raise Stalled(f"deadlock: {self.verdict}")
 
-    def _wait(self, ready: Callable[[], bool], ends: Sequence[Awaited], deadline: float | None) -> None:
+    def _wait(self, ends: Sequence[Awaited], deadline: float | None) -> None:
         self._check_alarm()
-        self._ready, self._ends, self.deadline, self.verdict = ready, ends, deadline, ""
+        self._started, self._ends, self.deadline, self.verdict = True, ends, deadline, ""
         self._baton.park(self)
         self.deadline = None
         if self.interrupted:
@@ -132,8 +133,12 @@ class InlineContext(Context):
 
     def could_go_on(self) -> bool:
         """Whether its wait is over, or there is an alarm that ends it."""
+        if self._leaving:
+            return self._baton.is_alone()
         ends_wait = b.FAILURE if self.index == b.DRIVER else b.STOPPING
-        return self._ready() or self.board.words[b.ALARM] == ends_wait
+        return (
+            not self._started or self.board.words[b.ALARM] == ends_wait or any(end.ready() for end in self._ends)
+        )
 
     def is_orphaned(self) -> bool:
         """Whether nobody is left who could end its wait."""
@@ -161,7 +166,8 @@ class InlineContext(Context):
     def see_all_out(self) -> None:
         """For the driver of a crew that stops: let the others run until each has ended."""
         self.on_alarm = lambda: None
-        self._wait(self._baton.is_alone, (), None)
+        self._leaving = True
+        self._wait((), None)
 
 
 class InlineCrew(ThreadCrew):

@@ -85,7 +85,8 @@ class Settings(NamedTuple):
         torch.set_flush_denormal(self.flush_denormal)
         torch.set_default_dtype(self.dtype)
         torch.set_float32_matmul_precision(self.matmul_precision)
-        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
+        if self.deterministic:  # off at first; the call alone imports the compiler, which takes a second
+            torch.use_deterministic_algorithms(True, warn_only=self.warn_only)
 
 
 class Orders(NamedTuple):

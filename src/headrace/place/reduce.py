@@ -157,7 +157,7 @@ class SharedGroup(Handle):
         self._ring()
         end = _ToMeet(self, self._steps)
         if not end.ready():
-            context.until(end.ready, (end,), None)
+            context.until((end,), None)
         context.heard()
 
     def _ring(self) -> None:

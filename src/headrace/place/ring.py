@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -29,10 +29,9 @@ HEAD, WRITER, WRITER_LIFE, BUSY, BYTES, BLOCKED, RECLAIMED = range(7)
 TAKEN, READER, READER_LIFE, STARVED, CONTROL = range(16, 21)
 CLOSED, START = range(32, 34)
 
-# Words of a slot's header.
-LANE, SEQUENCE, LIFE, STATE = range(4)
+# Words of a slot's header. STAMP: sequence << 16 | incarnation of what lies there, or -1 - incarnation while that fills it.
+LANE, STAMP = range(2)
 SLOT_HEADER = 64  # bytes
-FREE, FILLING, READY, VIEWED = range(4)
 
 
 class _ToTake:
@@ -112,7 +111,7 @@ class RingChannel(Handle, Generic[T]):
 
     def put(self, item: T, timeout: float | None = None) -> None:
         slot = self._free_slot(timeout)
-        if self.layout.timed:
+        if self._timed:
             began = _now()
             slot.write(item)
             self.words[BUSY] += _now() - began
@@ -123,9 +122,9 @@ class RingChannel(Handle, Generic[T]):
     def reserve(self, timeout: float | None = None) -> T:
         if not isinstance(self.layout, TreeLayout):
             raise ConfigError(f"{self.name!r} carries values, which cannot be filled in place; use put(…).")
-        item = self._free_slot(timeout).read()
+        item: T = self._free_slot(timeout).read()
         self._reserved = True
-        return cast(T, item)
+        return item
 
     def commit(self) -> None:
         if not self._reserved:
@@ -141,28 +140,23 @@ class RingChannel(Handle, Generic[T]):
     def _free_slot(self, timeout: float | None) -> Slot:
         if not self._writes:
             self._claim_writer()
-        words = self.words
-        head = words[HEAD]
+        words, head = self.words, self._head
         if head - words[TAKEN] >= self.capacity or words[CLOSED] or self._board_words[b.ALARM]:
             self._wait_for_room(timeout)
         if self._reserved:
             raise ConfigError(f"{self.name!r} has a reserved slot; commit() it before the next put or reserve.")
-        at = head % len(self._slots)
-        words[self._bases[at] + STATE] = FILLING
+        at = head % self._count
+        words[self._stamps[at]] = -1 - self._life
         return self._slots[at]
 
     def _hand_over(self) -> None:
-        words = self.words
-        head = words[HEAD]
-        base = self._bases[head % len(self._slots)]
-        words[base + SEQUENCE] = head
-        words[base + LIFE] = self._life
-        words[base + STATE] = READY
+        words, head = self.words, self._head
+        words[self._stamps[head % self._count]] = head << 16 | self._life
         if self._fence is not None:
             self._fence()
         if words[WRITER_LIFE] != self._life:
             raise self.taken_over(words[WRITER_LIFE])
-        words[HEAD] = head + 1
+        self._head = words[HEAD] = head + 1
         ring = self._ring_reader or self._find_reader()
         if ring is not None:
             ring()
@@ -172,16 +166,17 @@ class RingChannel(Handle, Generic[T]):
         if self._board_words[b.ALARM]:
             self.context.on_alarm()
         if not self._to_put.ready():
-            self.context.until(self._to_put.ready, (self._to_put,), timeout)
+            self.context.until((self._to_put,), timeout)
         if self.words[CLOSED]:
             raise Closed(f"{self.name!r} is closed; {self.context.identity} cannot put into it")
 
     def _claim_writer(self) -> None:
         self._attach()
         self.claim(WRITER, WRITER_LIFE, "writer")
-        base = self._bases[self.words[HEAD] % len(self._slots)]
-        if self.words[base + STATE] == FILLING:  # by an incarnation that was killed before it could hand it over
-            self.words[base + STATE] = FREE
+        self._head = self.words[HEAD]  # ours alone from here on
+        stamp = self._stamps[self._head % self._count]
+        if self.words[stamp] < 0:  # an incarnation was killed while it filled this slot
+            self.words[stamp] = 0
             self.words[RECLAIMED] += 1
         self._to_put = _ToPut(self)
         self._writes = True
@@ -192,37 +187,34 @@ class RingChannel(Handle, Generic[T]):
     def take(self, timeout: float | None = None, device: str | torch.device | None = None) -> T:
         if not self._reads:
             self._claim_reader()
-        words = self.words
-        taken = words[TAKEN]
+        words, taken = self.words, self._taken
         if words[HEAD] == taken or self._board_words[b.ALARM]:
             self._wait_for_item(timeout)
         if words[READER_LIFE] != self._life:
             raise self.taken_over(words[READER_LIFE])
-        count = len(self._slots)
-        at = taken % count
-        before = (taken - 1) % count
-        if self.poison and words[self._bases[before] + STATE] == VIEWED:
-            self._slots[before].poison()
-        words[self._bases[before] + STATE] = FREE
-        words[self._bases[at] + STATE] = VIEWED
-        words[TAKEN] = taken + 1  # from here on the writer may fill the slot that was viewed until now
+        if self.poison and taken > words[START]:
+            self._slots[(taken - 1) % self._count].poison()
+        self._taken = words[TAKEN] = taken + 1  # from here on the writer may fill the slot that was viewed until now
         ring = self._ring_writer or self._find_writer()
         if ring is not None:
             ring()
         self._heard()
-        return cast(T, self._slots[at].read() if device is None else self._slots[at].read_to(device))
+        slot = self._slots[taken % self._count]
+        item: T = slot.read() if device is None else slot.read_to(device)
+        return item
 
     def _wait_for_item(self, timeout: float | None) -> None:
         if self._board_words[b.ALARM]:
             self.context.on_alarm()
-        if not self._to_take.ready():
-            self.context.until(self._to_take.ready, (self._to_take,), timeout)
+        if self.words[HEAD] == self._taken and not self.words[CLOSED]:
+            self.context.until((self._to_take,), timeout)
         if self.words[CLOSED] and self.words[HEAD] == self.words[TAKEN]:
             raise Closed(f"{self.name!r} is closed and empty; {self.context.identity} cannot take from it")
 
     def _claim_reader(self) -> None:
         self._attach()
         self.claim(READER, READER_LIFE, "reader")
+        self._taken = self.words[TAKEN]  # ours alone from here on
         self._to_take = _ToTake(self)
         self._reads = True
         self.context.closers.append(self.close)
@@ -295,7 +287,8 @@ class RingChannel(Handle, Generic[T]):
             return
         context, stride = self.context, _stride(self.layout)
         starts = [HEADER_BYTES + at * stride for at in range(self.capacity + 1)]
-        self._bases = [start // 8 for start in starts]
+        self._stamps = [start // 8 + STAMP for start in starts]
+        self._count, self._timed = len(starts), self.layout.timed
         self._slots = [
             self.layout.bind(self.memory[start + SLOT_HEADER : start + SLOT_HEADER + self.layout.nbytes])
             for start in starts
