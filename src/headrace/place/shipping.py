@@ -8,6 +8,7 @@ import io
 import pickle
 import sys
 import types
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,8 +47,16 @@ def unship(data: bytes | memoryview) -> tuple[Callable[..., Any], tuple[Any, ...
     return function, args
 
 
+def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+    # cloudpickle blanks the file name; a role's traceback shall show the lines that its author wrote.
+    build, args, *rest = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    return build, tuple(code.co_filename if arg == "<dynamic-code>" else arg for arg in args), *rest
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Takes by value what another process could not import."""
+
+    dispatch_table = ChainMap({types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type | types.FunctionType):
