@@ -2,9 +2,9 @@
 
     python examples/01_take_put.py --place inline|threads|processes --actors N
 
-The learner sends each actor its policy, a number; the actor acts, `action = policy + N(0, 1)`, and is rewarded when the
-action lies between 2 and 3; the learner moves the policy towards rewarded actions. It ends near 2.5, and prints the same
-digits on every placement.
+The learner sends each actor its policy, a number; the actor acts, `action = policy + N(0, 1)`, and is rewarded when
+the action lies between 2 and 3; the learner moves the policy towards rewarded actions. It ends near 2.5, and prints
+the same digits on every placement.
 """
 
 import argparse

@@ -403,6 +403,8 @@ class Struct:
             position = _position(axes, axis)
             if position is None:
                 return leaf
+            if isinstance(part, Tensor):  # two to ten times as fast as brackets
+                return leaf.index_select(position, part.to(leaf.device))
             key = slice(part.start, part.stop + 1) if sliced and axes[position] != axis else part
             return leaf[(slice(None),) * position + (key,)] if position else leaf[key]
 
@@ -491,7 +493,7 @@ def _resolve(where: str, size: int, index: Index) -> int | slice | Tensor:
                 f"{where}: an index tensor is int64[n], int32[n] or bool[{size}], given {_describe(index)}"
             )
         if index.dtype != torch.bool:
-            return index
+            return torch.where(index < 0, index + size, index)
         if len(index) != size:
             raise ShapeError(f"{where}: expected a mask bool[{size}], given {_describe(index)}")
         return index.nonzero().squeeze(1)

@@ -509,6 +509,9 @@ def test_at_of_what_is_no_index() -> None:
     ):
         with fails(ConfigError, f"Batch.at(T=...): an index tensor is int64[n], int32[n] or bool[4], given {given_}"):
             batch.at(T=tensor)
+    for row in (4, -5):
+        with pytest.raises(IndexError):
+            batch.at(T=torch.tensor([0, row]))
     with fails(ShapeError, "Batch.at(T=...): expected a mask bool[4], given bool[3]"):
         batch.at(T=torch.ones(3, dtype=torch.bool))
     with fails(ConfigError, "Batch.at(T=...): the step of a slice is at least 1, given -1"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import optree
@@ -166,11 +166,14 @@ class BankedWeights(Handle):
             # Overwritten while it was copied. The newest is there by now; an exact version is gone.
             if version is not None:
                 raise ConfigError(
-                    f"version {version} in {self.name!r} was overwritten before {context.identity} had pulled it: its "
-                    f"{self.banks} banks go up to version {self.latest}. Give more banks (max_lag + 1), or pull at_least=."
+                    f"version {version} in {self.name!r} was overwritten before {context.identity} had pulled it: "
+                    f"its {self.banks} banks go up to version {self.latest}. Give more banks (max_lag + 1), or pull "
+                    "at_least=."
                 )
             if timeout is not None and (_now() - began) / 1e9 > timeout:
-                raise Stalled(f"{context.identity} pulled from {self.name!r} for {timeout:g} s; it was overwritten each time")
+                raise Stalled(
+                    f"{context.identity} pulled from {self.name!r} for {timeout:g} s; it was overwritten each time"
+                )
         self.count(PULL_BUSY, _now() - began)
         self.count(PULLS, 1)
         return note

@@ -6,7 +6,7 @@ any instant blocks nobody. Word 0 of page 0 is the alarm.
 
 from __future__ import annotations
 
-import _multiprocessing
+import _multiprocessing  # type: ignore[import-not-found]
 import ctypes
 import mmap
 import time

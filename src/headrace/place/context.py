@@ -62,7 +62,7 @@ class Context:
         self.incarnation, self.device, self.index = identity.incarnation, identity.device, identity.index
         self.crew, self.board, self.memory = crew, board, memory
         self.heard = board.bell(self.index).heard
-        # x86 keeps stores in order; elsewhere a semaphore operation stands between data and the counter that shows them.
+        # x86 keeps stores in order; elsewhere a semaphore operation stands between data and what shows them.
         self.fence = None if platform.machine() in ("x86_64", "AMD64") else board.bell(self.index).fence
         self.closers: list[Callable[[], None]] = []  # of the ends that this role owns
         self.on_alarm: Callable[[], None] = self._stop_if_told
@@ -105,7 +105,7 @@ class Context:
         return [end for end in ends if end.ready()]
 
     def until(self, ends: Sequence[Awaited], timeout: float | None) -> None:
-        """Return when one of the ends is ready. Raises Stalled after `timeout` seconds, Closed, or what the alarm says."""
+        """Return when one of the ends is ready. Raises Stalled after `timeout` seconds, Closed, or a role's failure."""
         began = _now()
         ready = ends[0].ready if len(ends) == 1 else lambda: any(end.ready() for end in ends)
         for _ in self._spins:  # for about as long as it takes to wake an idle core

@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import time
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,68 +19,16 @@ from headrace.place import board as b
 from headrace.place.banks import BankedWeights, WeightsLayout, weights_bytes
 from headrace.place.board import Board
 from headrace.place.context import Context, Identity
-from headrace.place.handle import Handle
 from headrace.place.layout import layout_of
+from headrace.place.life import Failure, Post
 from headrace.place.memory import Memory
 from headrace.place.reduce import SharedGroup, group_bytes
 from headrace.place.ring import RingChannel, RingLanes, channel_bytes
 from headrace.place.shipping import ship
 
-__all__ = ["BaseCrew", "Failure", "Post"]
+__all__ = ["BaseCrew"]
 
 _numbers = itertools.count()
-
-
-@dataclass
-class Post:
-    """A place in the crew that a role fills: what was shipped to it, and which life it is in."""
-
-    index: int
-    name: str
-    rank: int
-    of: int
-    device: str
-    threads: int
-    payload: Any  # what `_launch` needs to start it again
-    incarnation: int = 0
-    pid: int = 0
-    stopped_for: float = 0.0  # seconds in which the driver saw it stopped
-
-    def member(self) -> Member:
-        """This post's current life."""
-        return Member(self.name, self.rank, self.of, self.incarnation, self.pid)
-
-    def __str__(self) -> str:
-        return f"{self.name}[{self.rank}]"
-
-
-@dataclass
-class Failure:
-    """How a role failed: with an exception, by a signal, or by leaving with an exit code."""
-
-    post: Post
-    incarnation: int
-    what: str
-    signal: int | None = None
-    exit_code: int | None = None
-    traceback: str = ""
-    cause: BaseException | None = field(default=None, repr=False)
-
-    def error(self, said: str) -> RoleFailed:
-        """The error that the driver raises."""
-        post = self.post
-        life = f" (incarnation {self.incarnation})" if self.incarnation else ""
-        error = RoleFailed(
-            f"{post}{life} {self.what}" + (f". Last heard: {said}" if said else ""),
-            role=post.name,
-            rank=post.rank,
-            incarnation=self.incarnation,
-            signal=self.signal,
-            exit_code=self.exit_code,
-            traceback=self.traceback,
-        )
-        error.__cause__ = self.cause
-        return error
 
 
 class BaseCrew(ABC):
@@ -126,6 +72,7 @@ class BaseCrew(ABC):
     def _end_life(self, post: Post) -> None:
         """Make sure that this role's current life is over."""
 
+    @abstractmethod
     def _on_tick(self) -> None:
         """Look after the roles while the driver waits."""
 
@@ -174,9 +121,7 @@ class BaseCrew(ABC):
 
     # -- handing out
 
-    def channel(
-        self, capacity: int = 1, like: Any = None, start: int = 0, name: str | None = None
-    ) -> RingChannel[Any]:
+    def channel(self, capacity: int = 1, like: Any = None, start: int = 0, name: str | None = None) -> RingChannel[Any]:
         """See `headrace.channel.Crew.channel`."""
         return self._channel(0, capacity, like, start, self._name("channel", name))
 
@@ -223,9 +168,7 @@ class BaseCrew(ABC):
         for _, tensors in past:
             layout.tensors(dict(zip([shape[0] for shape in layout.shapes], tensors, strict=True)))
         what = f"{name} ({banks} banks of {layout.nbytes:,} bytes)"
-        weights = BankedWeights(
-            self.id, name, self.memory.allocate(weights_bytes(banks, layout), what), banks, layout
-        )
+        weights = BankedWeights(self.id, name, self.memory.allocate(weights_bytes(banks, layout), what), banks, layout)
         weights.begin(past[-banks:])
         self._handles.append(weights)
         return weights
@@ -237,7 +180,10 @@ class BaseCrew(ABC):
         if like is None:
             like = Tensor()
         if size < 1 or like.dim() != 1 or not like.is_floating_point():
-            raise ConfigError(f"{name}: size={size}, like={list(like.shape)} {like.dtype}; give a size from 1 on, and a vector [N] of floats.")
+            raise ConfigError(
+                f"{name}: size={size}, like={list(like.shape)} {like.dtype}; give a size from 1 on, and a vector [N] "
+                "of floats."
+            )
         what = f"{name} ({size + 1} vectors of {like.nbytes:,} bytes)"
         offset = self.memory.allocate(group_bytes(size, like.numel(), like.dtype), what)
         group = SharedGroup(self.id, name, offset, size, like.numel(), like.dtype)
@@ -257,10 +203,13 @@ class BaseCrew(ABC):
     ) -> tuple[Member, ...]:
         """See `headrace.channel.Crew.start`."""
         self._check_open()
-        name = name or getattr(function, "__name__", type(function).__name__)
+        name = str(name or getattr(function, "__name__", type(function).__name__))
         devices = [device] * copies if isinstance(device, str) else list(device)
         if copies < 1 or threads < 1 or len(devices) != copies:
-            raise ConfigError(f"{name}: copies={copies}, threads={threads}, device={device!r}; give at least one of each, and a device for each copy.")
+            raise ConfigError(
+                f"{name}: copies={copies}, threads={threads}, device={device!r}; give "
+                "at least one of each, and a device for each copy."
+            )
         if any(post.name == name for post in self.posts):
             raise ConfigError(f"this crew has roles named {name!r} already; give name=… to tell them apart.")
         data, handles = ship(function, args, name)
@@ -281,7 +230,9 @@ class BaseCrew(ABC):
         self._check_open()
         post = self._post(member)
         if post.incarnation != member.incarnation:
-            raise ConfigError(f"{post} lives in incarnation {post.incarnation}; incarnation {member.incarnation} is over.")
+            raise ConfigError(
+                f"{post} lives in incarnation {post.incarnation}; incarnation {member.incarnation} is over."
+            )
         self._end_life(post)
         self._forgiven.add((post.index, post.incarnation))
         post.incarnation += 1
@@ -320,7 +271,9 @@ class BaseCrew(ABC):
             items, nbytes = moved.get(writer, (0, 0))
             moved[writer] = (items + total.items, nbytes + total.bytes)
         totals += [self._role_activity(index, now, *moved.get(index, (0, 0))) for index in range(len(self.posts) + 1)]
-        since = {key: self._last.get(key, Activity(a.name, a.kind, 0, 0, 0.0, 0.0, 0.0)) for a in totals for key in [a.name]}
+        since = {
+            key: self._last.get(key, Activity(a.name, a.kind, 0, 0, 0.0, 0.0, 0.0)) for a in totals for key in [a.name]
+        }
         self._last = {total.name: total for total in totals}
         began = getattr(self, "_asked", self.board.get(b.DRIVER, b.BEGAN))
         self._asked = now
@@ -357,7 +310,9 @@ class BaseCrew(ABC):
 
     def _check_open(self) -> None:
         if self._state != "open":
-            raise ConfigError(f"this crew is {self._state}: use it inside its with-block, `with placement.crew() as crew:`.")
+            raise ConfigError(
+                f"this crew is {self._state}: use it inside its with-block, `with placement.crew() as crew:`."
+            )
 
     def _name(self, kind: str, name: str | None) -> str:
         if name is None:
@@ -390,34 +345,6 @@ class _ToEnd:
 
     def describe(self) -> str:
         return "see the end of " + ", ".join(map(str, self.missing()))
-
-
-def play(context: Context, crew: str, function: Callable[[], Any]) -> BaseException | None:
-    """Run a role to its end: what it raised, None when it returned or was told to stop."""
-    board, index = context.board, context.index
-    headrace.channel.enter(crew, context)
-    board.set(index, b.STATE, b.RUNNING)
-    try:
-        function()
-    except Closed:
-        pass
-    except BaseException as error:  # whatever it is, it is the role's end, and the driver's to know
-        return error
-    finally:
-        board.set(index, b.ENDED_AT, time.monotonic_ns())
-        headrace.channel.leave(crew)
-    # First the state, then the bells: who is woken looks at the state.
-    board.set(index, b.STATE, b.ENDED)
-    context.close_ends()
-    board.bell(b.DRIVER).ring()
-    return None
-
-
-def describe(error: BaseException) -> tuple[str, str]:
-    """What a role's exception is called in a message, and its traceback as text."""
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return f"raised {name}: {error}", "".join(traceback.format_exception(error))
 
 
 def _difference(now: Activity, before: Activity) -> Activity:

@@ -1,8 +1,9 @@
-"""Handles: what a role holds of a channel, a weights store or a group. A name and a place, bound to memory at first use."""
+"""Handles: what a role holds of a channel, a weights store or a group. A name and a place, bound at first use."""
 
 from __future__ import annotations
 
 import threading
+from functools import cached_property
 from typing import Any
 
 from headrace.channel import context_in
@@ -44,16 +45,22 @@ class Handle:
         """The attributes that travel."""
         return ("crew", "name", "offset", "nbytes")
 
-    def __getattr__(self, name: str) -> Any:
-        # Only asked for what is not there yet: the first use binds the handle to its role and its memory.
-        if name in ("context", "memory", "words") and "crew" in self.__dict__:
-            context = context_in(self.crew, self.name)
-            assert isinstance(context, Context)
-            self.context: Context = context
-            self.memory: memoryview = context.memory.view(self.offset, self.nbytes)
-            self.words: memoryview[int] = self.memory.cast("q")
-            return self.__dict__[name]
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    @cached_property
+    def context(self) -> Context:
+        """The role that uses this handle."""
+        context = context_in(self.crew, self.name)
+        assert isinstance(context, Context)
+        return context
+
+    @cached_property
+    def memory(self) -> memoryview:
+        """Its bytes, mapped into this process at the first use."""
+        return self.context.memory.view(self.offset, self.nbytes)
+
+    @cached_property
+    def words(self) -> memoryview[int]:
+        """Its bytes as words."""
+        return self.memory.cast("q")
 
     def note_holder(self, index: int) -> None:
         """Remember that this handle was shipped to that role."""
@@ -66,8 +73,8 @@ class Handle:
             owner = words[owner_word]
             if owner not in (0, me.index + 1):
                 raise ConfigError(
-                    f"{self.name!r} has its {what} already: {me.board.name(owner - 1)}; {me.identity} cannot be another "
-                    "one. A channel has one writer and one reader; for many writers take lanes, a channel for each."
+                    f"{self.name!r} has its {what} already: {me.board.name(owner - 1)}; {me.identity} cannot be "
+                    "another one. A channel has one writer and one reader; for many writers take lanes, one for each."
                 )
             if words[life_word] > me.incarnation:
                 raise self.taken_over(words[life_word])

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headrace.errors import Closed, Stalled
+from headrace.errors import Stalled
 from headrace.place import board as b
 from headrace.place.context import Awaited, Context, Identity
 from headrace.place.threads import ThreadCrew
@@ -136,9 +136,7 @@ class InlineContext(Context):
         if self._leaving:
             return self._baton.is_alone()
         ends_wait = b.FAILURE if self.index == b.DRIVER else b.STOPPING
-        return (
-            not self._started or self.board.words[b.ALARM] == ends_wait or any(end.ready() for end in self._ends)
-        )
+        return not self._started or self.board.words[b.ALARM] == ends_wait or any(end.ready() for end in self._ends)
 
     def is_orphaned(self) -> bool:
         """Whether nobody is left who could end its wait."""

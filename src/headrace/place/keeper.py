@@ -32,7 +32,7 @@ import torch
 from headrace.place import board as b
 from headrace.place.board import Board
 from headrace.place.context import Context, Identity
-from headrace.place.crew import describe, play
+from headrace.place.life import describe, play
 from headrace.place.memory import SharedMemory
 from headrace.place.shipping import unship
 
@@ -99,7 +99,7 @@ class Orders(NamedTuple):
     incarnation: int
     device: str
     threads: int
-    index: int
+    post: int
     seed: int
     payload: tuple[int, int]
 
@@ -132,7 +132,7 @@ def nursery(descriptor: int, driver: int) -> NoReturn:
                 os._exit(0)
             keeper = os.fork()
             if keeper == 0:
-                _guarded(lambda: _keep(driver, *passed))
+                _guarded(_keep, driver, *passed)
             keepers.add(keeper)
             for opened in passed:
                 os.close(opened)
@@ -184,9 +184,9 @@ def _keep(driver: int, memory: int, orders: int, output: int, errors: int) -> No
             if isinstance(order, Orders):
                 keeper, pid = os.getpid(), os.fork()
                 if pid == 0:
-                    _guarded(lambda order=order: _role(keeper, memory, order))  # type: ignore[misc]
-                roles[pid] = order.index
-                count = max(count, order.index + 1)
+                    _guarded(_role, keeper, memory, order)
+                roles[pid] = order.post
+                count = max(count, order.post + 1)
                 channel.send(str(pid).encode())
             else:  # a pid whose life is to end
                 _kill(order)
@@ -212,10 +212,10 @@ def _role(keeper: int, memory: int, orders: Orders) -> None:
     crew_memory = SharedMemory(memory)
     board = Board(crew_memory, 0)
     identity = Identity(
-        orders.name, orders.rank, orders.of, orders.incarnation, orders.device, orders.index, orders.seed
+        orders.name, orders.rank, orders.of, orders.incarnation, orders.device, orders.post, orders.seed
     )
     context = Context(identity, orders.crew, board, crew_memory, SPINS)
-    board.set(orders.index, b.PID, os.getpid())
+    board.set(orders.post, b.PID, os.getpid())
 
     def body() -> None:
         settings, data = pickle.loads(crew_memory.view(*orders.payload))
@@ -230,7 +230,7 @@ def _role(keeper: int, memory: int, orders: Orders) -> None:
 
     error = play(context, orders.crew, body)
     if error is not None:
-        _report(crew_memory, board, orders.index, error)
+        _report(crew_memory, board, orders.post, error)
         if isinstance(error, SystemExit) and isinstance(error.code, int):
             _leave(error.code)
         _leave(1)
@@ -304,10 +304,10 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _guarded(body: Callable[[], Any]) -> NoReturn:
+def _guarded(body: Callable[..., None], *args: Any) -> NoReturn:
     """Run a forked process's body; it never returns into its parent's code."""
     try:
-        body()
+        body(*args)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         _leave(70)

@@ -142,7 +142,9 @@ class TreeLayout:
     def complain(self, leaves: Sequence[Any]) -> NoReturn:
         """Raise the ShapeError for the first leaf that does not fit."""
         for field, leaf in zip(self.fields, leaves, strict=True):
-            given = _describe(leaf.dtype, leaf.shape) if isinstance(leaf, Tensor) else f"{leaf!r} ({type(leaf).__name__})"
+            given = (
+                _describe(leaf.dtype, leaf.shape) if isinstance(leaf, Tensor) else f"{leaf!r} ({type(leaf).__name__})"
+            )
             if field.dtype is not None and given != _describe(field.dtype, field.shape):
                 raise ShapeError(f"{field.path}: expected {_describe(field.dtype, field.shape)}, given {given}.")
             if field.kind is not None and not _fits(field.kind, leaf):
@@ -163,7 +165,8 @@ class _TreeSlot:
 
     def write(self, item: Any) -> None:
         layout = self._layout
-        leaves = layout.attributes(item) if type(item) is layout.type else layout.leaves(item)
+        attributes = layout.attributes if type(item) is layout.type else None
+        leaves = layout.leaves(item) if attributes is None else attributes(item)
         try:
             for leaf, (kind, dtype, shape, address, nbytes, view, offset) in zip(leaves, self._targets, strict=True):
                 if kind is not None:
@@ -174,7 +177,7 @@ class _TreeSlot:
                     layout.complain(leaves)
                 elif leaf.is_contiguous() and leaf.is_cpu and not dtype.is_complex:
                     _memmove(address, leaf.data_ptr(), nbytes)
-                else:
+                elif view is not None:
                     view.copy_(leaf.detach())
         except (AttributeError, struct.error, TypeError):
             layout.complain(leaves)

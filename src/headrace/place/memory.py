@@ -1,4 +1,4 @@
-"""A crew's memory: one file without a name, sub-allocated, mapped piece by piece, that holds no descriptor per piece."""
+"""A crew's memory: one file without a name, sub-allocated, mapped piece by piece without a descriptor each."""
 
 from __future__ import annotations
 
@@ -154,4 +154,3 @@ _libc_mmap.argtypes = [
 _libc_munmap = _libc.munmap
 _libc_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _MAP_FAILED = ctypes.c_void_p(-1).value
-

@@ -1,4 +1,4 @@
-"""Roles as processes of this machine: nothing is shared but the crew's memory, and a role can be killed at any instant."""
+"""Roles as processes of this machine: nothing is shared but the crew's memory, and a role can be killed any time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ import headrace.place.keeper
 from headrace.errors import ConfigError, RoleFailed, Stalled
 from headrace.place import board as b
 from headrace.place.context import TICK, Context, Identity
-from headrace.place.crew import BaseCrew, Failure, Post
+from headrace.place.crew import BaseCrew
 from headrace.place.keeper import MESSAGE_BYTES, SPINS, Orders, Settings
+from headrace.place.life import Failure, Post
 from headrace.place.memory import SharedMemory
 
 __all__ = ["ProcessCrew", "Processes"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headrace.channel import Activity
-from headrace.errors import Closed, ConfigError, ShapeError
+from headrace.errors import ConfigError, ShapeError
 from headrace.place import board as b
 from headrace.place.handle import HEADER_BYTES, Handle
 from headrace.place.memory import aligned

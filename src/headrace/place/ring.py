@@ -29,7 +29,7 @@ HEAD, WRITER, WRITER_LIFE, BUSY, BYTES, BLOCKED, RECLAIMED = range(7)
 TAKEN, READER, READER_LIFE, STARVED, CONTROL = range(16, 21)
 CLOSED, START = range(32, 34)
 
-# Words of a slot's header. STAMP: sequence << 16 | incarnation of what lies there, or -1 - incarnation while that fills it.
+# Words of a slot's header. STAMP: sequence << 16 | incarnation of what lies there; -1 - incarnation while it is filled.
 LANE, STAMP = range(2)
 SLOT_HEADER = 64  # bytes
 
@@ -75,7 +75,9 @@ class _ToPut:
         return self._channel.orphaned(READER, "take from")
 
     def describe(self) -> str:
-        return f"put into {self._channel.name!r} (full: {self._channel.capacity}; {self._channel.owner(READER, 'reader')})"
+        return (
+            f"put into {self._channel.name!r} (full: {self._channel.capacity}; {self._channel.owner(READER, 'reader')})"
+        )
 
 
 class RingChannel(Handle, Generic[T]):
@@ -90,6 +92,7 @@ class RingChannel(Handle, Generic[T]):
 
     def _reset(self) -> None:
         self._writes = self._reads = self._reserved = False
+        self._head = self._taken = 0
         self._ring_reader: Callable[[], None] | None = None
         self._ring_writer: Callable[[], None] | None = None
 
@@ -147,7 +150,8 @@ class RingChannel(Handle, Generic[T]):
             raise ConfigError(f"{self.name!r} has a reserved slot; commit() it before the next put or reserve.")
         at = head % self._count
         words[self._stamps[at]] = -1 - self._life
-        return self._slots[at]
+        slot: Slot = self._slots[at]
+        return slot
 
     def _hand_over(self) -> None:
         words, head = self.words, self._head

@@ -1,4 +1,4 @@
-"""Shipping: a function and its arguments as bytes that any process can open, without importing the main script again."""
+"""Shipping: a function and its arguments as bytes that any process opens without importing the main script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import types
 from collections import ChainMap
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -32,7 +32,9 @@ def ship(function: Callable[..., Any], args: tuple[Any, ...], name: str) -> tupl
     try:
         return _dumps((function, args)), shipped.handles
     except Exception as error:
-        path, culprit, reason = _culprit({name: function, **{f"argument {k}": arg for k, arg in enumerate(args)}}, error)
+        path, culprit, reason = _culprit(
+            {name: function, **{f"argument {k}": arg for k, arg in enumerate(args)}}, error
+        )
         raise ConfigError(
             f"{name} cannot be shipped to a role: {path} is a {type(culprit).__qualname__}, which does not pickle "
             f"({reason}). Make it inside the role, or pass what it is made from."
@@ -56,7 +58,7 @@ def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Takes by value what another process could not import."""
 
-    dispatch_table = ChainMap({types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type | types.FunctionType):

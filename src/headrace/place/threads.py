@@ -13,7 +13,8 @@ import torch
 from headrace.errors import ConfigError, Stalled
 from headrace.place import board as b
 from headrace.place.context import TICK, Context, Identity
-from headrace.place.crew import BaseCrew, Failure, Post, describe, play
+from headrace.place.crew import BaseCrew
+from headrace.place.life import Failure, Post, describe, play
 from headrace.place.memory import PrivateMemory
 from headrace.place.shipping import unship
 
@@ -90,9 +91,14 @@ class ThreadCrew(BaseCrew):
     def _failures(self) -> list[Failure]:
         return self._failed
 
+    def _on_tick(self) -> None:
+        """A thread tells of its end itself, and cannot be stopped from outside."""
+
     def _end_life(self, post: Post) -> None:
         if self.board.get(post.index, b.STATE) not in b.OVER:
-            raise ConfigError(f"{post} still runs; a thread cannot be ended from outside. Restart it once it has failed.")
+            raise ConfigError(
+                f"{post} still runs; a thread cannot be ended from outside. Restart it once it has failed."
+            )
         self._threads[post.index].join()
 
     def _finish(self, hurry: bool) -> None:
@@ -101,7 +107,7 @@ class ThreadCrew(BaseCrew):
             if time.monotonic() >= until:
                 names = ", ".join(thread.name for thread in alive)
                 raise Stalled(
-                    f"{names}: told to stop, still running after {self._stall_after:g} s. A thread cannot be ended from "
-                    "outside: let the role look at role().stopping, or run it in Processes()."
+                    f"{names}: told to stop, still running after {self._stall_after:g} s. A thread cannot be ended "
+                    "from outside: let the role look at role().stopping, or run it in Processes()."
                 )
             alive[0].join(TICK)
