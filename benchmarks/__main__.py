@@ -1,0 +1,24 @@
+"""`python -m benchmarks toy|transport|weights|counting [--json] [--rounds N]`: docs/benchmarks.md says what they mean."""
+
+import argparse
+import importlib
+import signal
+import sys
+
+from benchmarks.harness import compare
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Headrace beside its peers.")
+    parser.add_argument("workload", choices=["toy", "transport", "weights", "counting"])
+    parser.add_argument("--json", action="store_true", help="JSON lines only, no table")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each system is measured (default: 5)")
+    given = parser.parse_args()
+    if given.rounds < 1:
+        parser.error("--rounds: give at least 1")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that what was started is ended
+    compare(importlib.import_module(f"benchmarks.{given.workload}").workload(), given.rounds, given.json)
+
+
+if __name__ == "__main__":
+    main()

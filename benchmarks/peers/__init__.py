@@ -1,0 +1,43 @@
+"""The peers: a program each, and environments of their own for those that have to be installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import numpy as np
+
+INSTALL_TIMEOUT = 900.0
+REQUIREMENTS = {"ray": ["ray", f"numpy=={np.__version__}"]}
+
+
+def folder() -> Path:
+    """Where environments are made: HEADRACE_PEERS, or a folder in the user's cache."""
+    return Path(os.environ.get("HEADRACE_PEERS", Path.home() / ".cache" / "headrace-peers"))
+
+
+def python_with(peer: str) -> str | None:
+    """The interpreter of this peer's environment, made at the first use; None, with a message, if that fails."""
+    home = folder() / peer
+    python, done = home / "bin" / "python", home / "installed.txt"
+    wanted = " ".join(REQUIREMENTS[peer])
+    if done.is_file() and done.read_text() == wanted:
+        return str(python)
+    print(f"{peer}: installing into {home}", file=sys.stderr)
+    try:
+        venv.create(home, clear=True, with_pip=True)
+        subprocess.run(
+            [python, "-m", "pip", "install", "--quiet", *REQUIREMENTS[peer]],
+            check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=INSTALL_TIMEOUT,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        print(f"{peer}: skipped, its installation failed: {said[-1] if said else error}", file=sys.stderr)
+        shutil.rmtree(home, ignore_errors=True)
+        return None
+    done.write_text(wanted)
+    return str(python)
