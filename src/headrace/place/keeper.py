@@ -39,6 +39,7 @@ from headrace.place.shipping import unship
 __all__ = ["Orders", "Settings", "nursery"]
 
 SPINS = 200  # how often a role looks again before it blocks
+REFUSED = "refused:"  # begins a keeper's answer when the system gives it no process
 PATIENCE = 5.0  # seconds after which what cannot be killed is left to the system
 MESSAGE_BYTES = 4096
 FOREVER_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -182,7 +183,12 @@ def _keep(driver: int, memory: int, orders: int, output: int, errors: int) -> No
                 break
             order = pickle.loads(message)
             if isinstance(order, Orders):
-                keeper, pid = os.getpid(), os.fork()
+                keeper = os.getpid()
+                try:
+                    pid = os.fork()
+                except OSError as error:
+                    channel.send(f"{REFUSED} {error}".encode())
+                    continue
                 if pid == 0:
                     _guarded(_role, keeper, memory, order)
                 roles[pid] = order.post
@@ -226,7 +232,11 @@ def _role(keeper: int, memory: int, orders: Orders) -> None:
         np.random.seed(words[1])
         torch.manual_seed(int(words[2]))
         function, args = unship(data)
-        function(*args)
+        try:
+            function(*args)
+        finally:  # before the crew may take this role for ended, and end its process
+            sys.stdout.flush()
+            sys.stderr.flush()
 
     error = play(context, orders.crew, body)
     if error is not None:

@@ -94,10 +94,11 @@ class TreeLayout:
     timed = True
 
     def __init__(self, like: Any) -> None:
-        paths, leaves, self.spec = optree.tree_flatten_with_path(like, namespace=NAMESPACE)
+        accessors, leaves, self.spec = optree.tree_flatten_with_accessor(like, namespace=NAMESPACE)
+        root = type(like).__name__ if isinstance(like, Struct) else "item"
         fields, offset = [], 0
-        for path, leaf in zip(paths, leaves, strict=True):
-            name = _path_name(like, path)
+        for accessor, leaf in zip(accessors, leaves, strict=True):
+            name = accessor.codify(root)
             if isinstance(leaf, Tensor):
                 if leaf.layout is not torch.strided or leaf.is_quantized:
                     raise ConfigError(f"like: {name} is a {leaf.layout} tensor; slots hold dense ones.")
@@ -310,12 +311,3 @@ def _fits(kind: str, leaf: Any) -> bool:
 
 def _describe(dtype: torch.dtype, shape: Sequence[int]) -> str:
     return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
-
-
-def _path_name(like: Any, path: tuple[Any, ...]) -> str:
-    """Rollout.observation['camera'] for the path of a leaf."""
-    name = type(like).__name__ if isinstance(like, Struct) else "item"
-    for entry in path:
-        name += f".{entry}" if isinstance(like, Struct) and isinstance(entry, str) else f"[{entry!r}]"
-        like = getattr(like, entry) if isinstance(like, Struct) else like[entry]
-    return name

@@ -14,13 +14,14 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 import headrace.place.keeper
 from headrace.errors import ConfigError, RoleFailed, Stalled
 from headrace.place import board as b
 from headrace.place.context import TICK, Context, Identity
 from headrace.place.crew import BaseCrew
-from headrace.place.keeper import MESSAGE_BYTES, SPINS, Orders, Settings
+from headrace.place.keeper import MESSAGE_BYTES, REFUSED, SPINS, Orders, Settings
 from headrace.place.life import Failure, Post
 from headrace.place.memory import SharedMemory
 
@@ -87,7 +88,10 @@ class ProcessCrew(BaseCrew):
                 self.seed,
                 post.payload,
             )
-            post.pid = int(self._ask(orders))
+            answer = self._ask(orders).decode()
+            if answer.startswith(REFUSED):
+                raise ConfigError(f"no process for {post}: {answer.removeprefix(REFUSED)}. Start fewer roles.")
+            post.pid = int(answer)
 
     def _ask(self, order: Orders | int) -> bytes:
         try:
@@ -144,6 +148,8 @@ class ProcessCrew(BaseCrew):
         self._ask(post.pid)
 
     def _finish(self, hurry: bool) -> None:
+        if self._keeper.fileno() < 0:  # done; Ctrl-C came after it
+            return
         try:
             until = time.monotonic() + (0.0 if hurry else GRACE)
             bell = self.board.bell(b.DRIVER)
@@ -190,7 +196,12 @@ class _Nursery:
         code = f"import sys; sys.path[:] = {sys.path!r}; from {headrace.place.keeper.__name__} import nursery; "
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", code + f"nursery({theirs.fileno()}, {self.driver})"],
+                [
+                    sys.executable,
+                    *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]  # -O and its like
+                    "-c",
+                    code + f"nursery({theirs.fileno()}, {self.driver})",
+                ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -208,10 +219,9 @@ class _Nursery:
     def keeper(self, memory: int) -> socket.socket:
         """A new keeper for the crew with this memory: the socket that it takes orders from."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with theirs, self._lock:
-            socket.send_fds(self._channel, [b"keeper"], [memory, theirs.fileno(), 1, 2])
+        with theirs, open(os.devnull, "w") as nowhere, self._lock:
+            outputs = [_descriptor(stream, nowhere) for stream in (sys.__stdout__, sys.__stderr__)]
+            socket.send_fds(self._channel, [b"keeper"], [memory, theirs.fileno(), *outputs])
         ours.settimeout(LOADING)
         return ours
 
@@ -224,6 +234,14 @@ class _Nursery:
         self._channel.close()
         if self.driver == os.getpid():
             self.process.wait(ENDING)
+
+
+def _descriptor(stream: TextIO | None, nowhere: TextIO) -> int:
+    """Where roles write what they print: where the driver does, or nowhere if that is closed."""
+    if stream is None or stream.closed:
+        return nowhere.fileno()
+    stream.flush()
+    return stream.fileno()
 
 
 _nurseries: list[_Nursery] = []  # at most one is alive; a driver that forked has its parent's here too
