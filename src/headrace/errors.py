@@ -12,6 +12,9 @@ A message says what came, what was expected and what to do.
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 __all__ = ["Closed", "ConfigError", "HeadraceError", "RoleFailed", "ShapeError", "Stalled"]
 
 
@@ -64,3 +67,6 @@ class RoleFailed(HeadraceError):
         self.signal = signal
         self.exit_code = exit_code
         self.traceback = traceback
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(type(self), **self.__dict__), self.args

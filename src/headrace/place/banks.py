@@ -109,13 +109,11 @@ class BankedWeights(Handle):
     def __init__(self, crew: str, name: str, offset: int, banks: int, layout: WeightsLayout) -> None:
         super().__init__(crew, name, offset, weights_bytes(banks, layout))
         self.banks, self.layout = banks, layout
-        self._writes = False
 
     def shipped_fields(self) -> tuple[str, ...]:
         return (*super().shipped_fields(), "banks", "layout")
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+    def _reset(self) -> None:
         self._writes = False
 
     def begin(self, past: Sequence[tuple[Note, Sequence[Tensor]]]) -> None:
@@ -132,7 +130,7 @@ class BankedWeights(Handle):
             self.context.closers.append(self.close)
         words = self.words
         if self.context.board.words[b.ALARM]:
-            self.context.on_alarm()
+            self.context.heed_alarm()
         if words[WRITER_LIFE] != self.context.incarnation:
             raise self.taken_over(words[WRITER_LIFE])
         if words[COUNT] and version <= words[LATEST]:
@@ -152,7 +150,7 @@ class BankedWeights(Handle):
             raise ConfigError("pull takes version= (exactly that) or at_least= (the newest from there on), not both.")
         words[_reader(context.index) + READS] = 1
         if context.board.words[b.ALARM]:
-            context.on_alarm()
+            context.heed_alarm()
         wanted = version if version is not None else at_least if at_least is not None else -(2**62)
         end = _ToPull(self, wanted)
         if not end.ready():

@@ -39,6 +39,16 @@ class Awaited(End, Protocol):
         """What is waited for, to follow "waits to"."""
 
 
+class Overseer(Protocol):
+    """Who looks after the roles when their driver waits: the crew."""
+
+    def raise_failure(self) -> None:
+        """Raise the first failure of a role, if there is one."""
+
+    def look_after_roles(self) -> None:
+        """Notice what no role rings for."""
+
+
 class Identity:
     """Which life of which role this is."""
 
@@ -65,8 +75,8 @@ class Context:
         # x86 keeps stores in order; elsewhere a semaphore operation stands between data and what shows them.
         self.fence = None if platform.machine() in ("x86_64", "AMD64") else board.bell(self.index).fence
         self.closers: list[Callable[[], None]] = []  # of the ends that this role owns
-        self.on_alarm: Callable[[], None] = self._stop_if_told
-        self.on_tick: Callable[[], None] | None = None
+        self.bound: list[Callable[[], None]] = []  # lets go of each handle that this role has used
+        self.overseer: Overseer | None = None  # for the driver: its crew
         self._spins = range(spins)
         self._page = (self.index + 1) * b.WORDS
 
@@ -89,8 +99,10 @@ class Context:
         bell = self.board.bell(self.index)
         while (left := until - self.clock()) > 0:
             if self.board.words[b.ALARM]:
-                self.on_alarm()
-            bell.wait(left)
+                self.heed_alarm()
+            if self.overseer is not None:
+                self.overseer.look_after_roles()
+            bell.wait(min(left, TICK))
 
     def heartbeat(self, text: str) -> None:
         self.board.say(self.index, text)
@@ -98,7 +110,7 @@ class Context:
     def wait(self, *ends: End, timeout: float | None = None) -> list[End]:
         awaited: tuple[Awaited, ...] = ends  # type: ignore[assignment]
         if self.board.words[b.ALARM]:
-            self.on_alarm()
+            self.heed_alarm()
         if not any(end.ready() for end in awaited):
             self.until(awaited, timeout)
         self.heard()
@@ -128,12 +140,12 @@ class Context:
                 while bell.heard():  # before the look: a ring that comes after it ends the wait below
                     pass
                 if words[b.ALARM]:
-                    self.on_alarm()
+                    self.heed_alarm()
                 if any(end.ready() for end in ends):
                     return
                 self.raise_if_orphaned(ends)
-                if self.on_tick is not None:
-                    self.on_tick()
+                if self.overseer is not None:
+                    self.overseer.look_after_roles()
                 seconds = TICK
                 if timeout is not None:
                     left = timeout - (_now() - began) / 1e9
@@ -155,11 +167,21 @@ class Context:
         what = " or to ".join(end.describe() for end in ends)
         return Stalled(f"{self.identity} waited {timeout:g} s to {what}")
 
+    def heed_alarm(self) -> None:
+        """Raise what the alarm is about, if that is this role's business."""
+        if self.overseer is not None:
+            self.overseer.raise_failure()
+        elif self.stopping:
+            raise Closed(f"{self.identity}: the crew is stopping")
+
     def close_ends(self) -> None:
         """Close every end that this role owns, so that no peer waits for it in vain."""
         for close in self.closers:
             close()
 
-    def _stop_if_told(self) -> None:
-        if self.stopping:
-            raise Closed(f"{self.identity}: the crew is stopping")
+    def let_go(self) -> None:
+        """Unbind every handle, so that the crew's memory is not kept by who has no use for it."""
+        for unbind in self.bound:
+            unbind()
+        self.bound.clear()
+        self.overseer = None

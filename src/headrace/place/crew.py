@@ -73,7 +73,7 @@ class BaseCrew(ABC):
         """Make sure that this role's current life is over."""
 
     @abstractmethod
-    def _on_tick(self) -> None:
+    def look_after_roles(self) -> None:
         """Look after the roles while the driver waits."""
 
     # -- the with-block
@@ -86,8 +86,7 @@ class BaseCrew(ABC):
         self.board.begin(b.DRIVER, str(identity), 0)
         self.board.set(b.DRIVER, b.STATE, b.RUNNING)
         self.driver = self._context(identity)
-        self.driver.on_alarm = self._raise_failure
-        self.driver.on_tick = self._on_tick
+        self.driver.overseer = self
         headrace.channel.enter(self.id, self.driver)
         return self
 
@@ -99,6 +98,7 @@ class BaseCrew(ABC):
             failures = self._unforgiven()
         finally:
             self._state = "closed"
+            self.driver.let_go()
             headrace.channel.leave(self.id)
             self.memory.close()
         if not failures or isinstance(error, RoleFailed):
@@ -249,11 +249,11 @@ class BaseCrew(ABC):
         posts = [self._post(member) for member in members] or self.posts
         end = _ToEnd(self.board, posts)
         if self.board.words[b.ALARM]:
-            self.driver.on_alarm()
+            self.driver.heed_alarm()
         if not end.ready():
             self.driver.until((end,), timeout)
         if self.board.words[b.ALARM]:
-            self.driver.on_alarm()
+            self.driver.heed_alarm()
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -296,7 +296,8 @@ class BaseCrew(ABC):
     def _unforgiven(self) -> list[Failure]:
         return [f for f in self._failures() if (f.post.index, f.incarnation) not in self._forgiven]
 
-    def _raise_failure(self) -> None:
+    def raise_failure(self) -> None:
+        """Raise the first failure of a role in its current life, if there is one."""
         failures = self._unforgiven()
         if failures:
             failure = failures[0].error(self.board.said(failures[0].post.index))

@@ -32,11 +32,16 @@ class Handle:
 
     def __init__(self, crew: str, name: str, offset: int, nbytes: int) -> None:
         self.crew, self.name, self.offset, self.nbytes = crew, name, offset, nbytes
+        self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
         if shipped.handles is not None:
             shipped.handles.append(self)
         return {key: self.__dict__[key] for key in self.shipped_fields()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__.lstrip('_')} {self.name!r}>"
@@ -44,6 +49,15 @@ class Handle:
     def shipped_fields(self) -> tuple[str, ...]:
         """The attributes that travel."""
         return ("crew", "name", "offset", "nbytes")
+
+    def _reset(self) -> None:
+        """The attributes of a handle that no role has used yet."""
+
+    def unbind(self) -> None:
+        """Let go of role and memory, when the role or its crew has ended."""
+        state = {key: self.__dict__[key] for key in self.shipped_fields()}
+        self.__dict__.clear()
+        self.__setstate__(state)
 
     @cached_property
     def context(self) -> Context:
@@ -55,6 +69,7 @@ class Handle:
     @cached_property
     def memory(self) -> memoryview:
         """Its bytes, mapped into this process at the first use."""
+        self.context.bound.append(self.unbind)
         return self.context.memory.view(self.offset, self.nbytes)
 
     @cached_property

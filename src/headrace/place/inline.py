@@ -119,7 +119,8 @@ class InlineContext(Context):
         raise Stalled(f"deadlock: {self.verdict}")
 
     def _wait(self, ends: Sequence[Awaited], deadline: float | None) -> None:
-        self._check_alarm()
+        if not self._leaving:
+            self._check_alarm()
         self._started, self._ends, self.deadline, self.verdict = True, ends, deadline, ""
         self._baton.park(self)
         self.deadline = None
@@ -129,7 +130,7 @@ class InlineContext(Context):
 
     def _check_alarm(self) -> None:
         if self.board.words[b.ALARM]:
-            self.on_alarm()
+            self.heed_alarm()
 
     def could_go_on(self) -> bool:
         """Whether its wait is over, or there is an alarm that ends it."""
@@ -163,7 +164,6 @@ class InlineContext(Context):
 
     def see_all_out(self) -> None:
         """For the driver of a crew that stops: let the others run until each has ended."""
-        self.on_alarm = lambda: None
         self._leaving = True
         self._wait((), None)
 
@@ -185,6 +185,7 @@ class InlineCrew(ThreadCrew):
 
     def _depart(self, context: Context) -> None:
         assert isinstance(context, InlineContext)
+        super()._depart(context)
         self.baton.drop(context)
 
     def _finish(self, hurry: bool) -> None:

@@ -195,7 +195,8 @@ def _keep(driver: int, memory: int, orders: int, output: int, errors: int) -> No
                 count = max(count, order.post + 1)
                 channel.send(str(pid).encode())
             else:  # a pid whose life is to end
-                _kill(order)
+                if order in roles:  # else it is over, and its pid may be another's by now
+                    _kill(order)
                 while order in roles:
                     look()
                     time.sleep(0.001)

@@ -124,7 +124,7 @@ class ProcessCrew(BaseCrew):
             return Failure(post, post.incarnation, what, signal=-status, exit_code=status)
         return Failure(post, post.incarnation, f"left with exit code {status} without returning", exit_code=status)
 
-    def _on_tick(self) -> None:
+    def look_after_roles(self) -> None:
         now = time.monotonic()
         # Only time in which the driver itself was awake counts: a run that was suspended as a whole is not stalled.
         passed, self._looked = min(now - self._looked, 2 * TICK), now

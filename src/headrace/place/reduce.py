@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,14 +59,12 @@ class SharedGroup(Handle):
     def __init__(self, crew: str, name: str, offset: int, size: int, length: int, dtype: torch.dtype) -> None:
         super().__init__(crew, name, offset, group_bytes(size, length, dtype))
         self.size, self.length, self.dtype = size, length, dtype
-        self._steps: int | None = None
 
     def shipped_fields(self) -> tuple[str, ...]:
         return (*super().shipped_fields(), "size", "length", "dtype")
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._steps = None
+    def _reset(self) -> None:
+        self._steps: int | None = None
 
     @property
     def rank(self) -> int:
@@ -149,7 +146,7 @@ class SharedGroup(Handle):
         context = self.context
         assert self._steps is not None
         if context.board.words[b.ALARM]:
-            context.on_alarm()
+            context.heed_alarm()
         self._steps += 1
         if context.fence is not None:
             context.fence()

@@ -88,7 +88,6 @@ class RingChannel(Handle, Generic[T]):
     ) -> None:
         super().__init__(crew, name, offset, channel_bytes(capacity, layout))
         self.lane, self.capacity, self.layout, self.poison = lane, capacity, layout, poison
-        self._reset()
 
     def _reset(self) -> None:
         self._writes = self._reads = self._reserved = False
@@ -98,10 +97,6 @@ class RingChannel(Handle, Generic[T]):
 
     def shipped_fields(self) -> tuple[str, ...]:
         return (*super().shipped_fields(), "lane", "capacity", "layout", "poison")
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
 
     def begin(self, start: int) -> None:
         """Set up the header, as if `start` items had passed through."""
@@ -136,7 +131,8 @@ class RingChannel(Handle, Generic[T]):
         self._hand_over()
 
     def deliveries(self) -> Iterator[int]:
-        self.to_put  # noqa: B018 claims the end
+        if not self._writes:
+            self._claim_writer()
         while not self.words[CLOSED] and not self.context.stopping:
             yield self.words[HEAD]
 
@@ -168,7 +164,7 @@ class RingChannel(Handle, Generic[T]):
 
     def _wait_for_room(self, timeout: float | None) -> None:
         if self._board_words[b.ALARM]:
-            self.context.on_alarm()
+            self.context.heed_alarm()
         if not self._to_put.ready():
             self.context.until((self._to_put,), timeout)
         if self.words[CLOSED]:
@@ -189,11 +185,8 @@ class RingChannel(Handle, Generic[T]):
     # -- the reader's end
 
     def take(self, timeout: float | None = None, device: str | torch.device | None = None) -> T:
-        if not self._reads:
-            self._claim_reader()
+        self.await_item(timeout)
         words, taken = self.words, self._taken
-        if words[HEAD] == taken or self._board_words[b.ALARM]:
-            self._wait_for_item(timeout)
         if words[READER_LIFE] != self._life:
             raise self.taken_over(words[READER_LIFE])
         if self.poison and taken > words[START]:
@@ -207,9 +200,14 @@ class RingChannel(Handle, Generic[T]):
         item: T = slot.read() if device is None else slot.read_to(device)
         return item
 
-    def _wait_for_item(self, timeout: float | None) -> None:
+    def await_item(self, timeout: float | None) -> None:
+        """Return when there is an item to take."""
+        if not self._reads:
+            self._claim_reader()
+        if self.words[HEAD] != self._taken and not self._board_words[b.ALARM]:
+            return
         if self._board_words[b.ALARM]:
-            self.context.on_alarm()
+            self.context.heed_alarm()
         if self.words[HEAD] == self._taken and not self.words[CLOSED]:
             self.context.until((self._to_take,), timeout)
         if self.words[CLOSED] and self.words[HEAD] == self.words[TAKEN]:
@@ -330,7 +328,10 @@ class RingLanes(Generic[T]):
         return f"<{len(self)} lanes {self.name!r}>"
 
     def take_each(self, timeout: float | None = None) -> list[T]:
-        return [channel.take(timeout) for channel in self._channels]
+        until = None if timeout is None else self._channels[0].context.clock() + timeout
+        for channel in self._channels:  # nothing is taken before all can be: a timeout loses nothing
+            channel.await_item(None if until is None else max(0.0, until - channel.context.clock()))
+        return [channel.take() for channel in self._channels]
 
     def take_any(self, timeout: float | None = None) -> Taken:
         count = len(self._channels)

@@ -87,11 +87,12 @@ class ThreadCrew(BaseCrew):
 
     def _depart(self, context: Context) -> None:
         """The last thing that a role's thread does."""
+        context.let_go()
 
     def _failures(self) -> list[Failure]:
         return self._failed
 
-    def _on_tick(self) -> None:
+    def look_after_roles(self) -> None:
         """A thread tells of its end itself, and cannot be stopped from outside."""
 
     def _end_life(self, post: Post) -> None:
