@@ -1,4 +1,4 @@
-"""`python -m benchmarks toy|transport|weights|counting [--json] [--rounds N]`: docs/benchmarks.md says what they mean."""
+"""`python -m benchmarks toy|transport|weights|counting [--json] [--rounds N]`: see docs/benchmarks.md."""
 
 import argparse
 import importlib

@@ -78,7 +78,10 @@ def _print_table(workload: Workload, figures: dict[str, list[float]], ratios: di
     print(f"\n{_processor()}, {os.cpu_count()} cores, Linux {platform.release()}; load {os.getloadavg()[0]:.1f}")
     print(f"\n{workload.name} ({workload.unit})             median            lowest           highest")
     for name, values in figures.items():
-        print(f"  {name:28}" + "".join(f"{value:>18,.1f}" for value in (statistics.median(values), min(values), max(values))))
+        print(
+            f"  {name:28}"
+            + "".join(f"{value:>18,.1f}" for value in (statistics.median(values), min(values), max(values)))
+        )
     print()
     for key, value in ratios.items():
         print(f"  {key:28}{value:>18.3f}   target {workload.targets.get(key, 'none')}")
@@ -108,7 +111,13 @@ def _run(command: list[str]) -> str:
     """The program's standard output; it has ended, with everything that it started, when this returns or raises."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     try:
         output, errors = process.communicate(timeout=TIMEOUT)

@@ -68,7 +68,7 @@ def axes(names: str, dtype: torch.dtype | None = None, *, default: object = data
     further axes. default=None: the field may be absent. Raises ConfigError for anything else.
     """
     words = tuple(names.replace("…", "...").split())
-    stems = [_stem(word) for word in _named(words) if not word.isdigit()]
+    stems = [_stem(word) for word in words if not word.isdigit()]
     if not all(map(_AXIS.fullmatch, _named(words))) or len(set(stems)) < len(stems):
         raise ConfigError(
             f"axes({names!r}): write distinct words (T B), a word and one (T+1), counts (3), and ... only at the end"

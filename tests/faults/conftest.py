@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import os
-import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -116,6 +116,7 @@ class Stage:
     """A process that forks drivers (drivers/stage.py)."""
 
     def __init__(self, prefix: Sequence[str] = ()) -> None:
+        self._lock = threading.Lock()
         self.process = subprocess.Popen(
             [*prefix, sys.executable, str(SCRIPTS / "stage.py")],
             stdin=subprocess.PIPE,
@@ -129,9 +130,10 @@ class Stage:
     def ask(self, **request: Any) -> Any:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request).encode() + b"\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+        with self._lock:
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+            return json.loads(self.process.stdout.readline())
 
     def close(self) -> None:
         self.process.communicate(timeout=PATIENCE)
@@ -180,6 +182,7 @@ class Drivers:
         place = self.file()
         place.mkdir()
         (place / "temporary").mkdir()
+        (place / "output").touch()
         return place.name, place / "output", place / "temporary"
 
     def _keep(self, driver: Driver) -> Driver:
@@ -203,14 +206,6 @@ def stage() -> Iterator[Callable[[], Stage]]:
 def drivers(tmp_path: Path, stage: Callable[[], Stage]) -> Iterator[Drivers]:
     """Starts drivers, and ends what they leave after the test."""
     made = Drivers(tmp_path, stage)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def drivers_of_module(tmp_path_factory: pytest.TempPathFactory, stage: Callable[[], Stage]) -> Iterator[Drivers]:
-    """The same for the drivers that several tests look at."""
-    made = Drivers(tmp_path_factory.mktemp("drivers"), stage)
     yield made
     made.close()
 
@@ -248,7 +243,3 @@ def _describe(process: psutil.Process) -> str:
     with suppress(psutil.Error):
         return f"{process.pid} below {process.ppid()} ({process.status()}): {' '.join(process.cmdline())}"
     return f"{process.pid}"
-
-
-# What tests name in annotations alone; a test module cannot import this file.
-_ = signal

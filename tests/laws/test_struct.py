@@ -287,6 +287,9 @@ def test_check_of_dtypes() -> None:
     Holder(inner=[good]).check()
     with fails(ShapeError, "Holder.inner[0].y: expected [T=1, B=2, ...] float32, given [1, 2] int64"):
         Holder(inner=[good.replace(y=torch.zeros(1, 2, dtype=torch.int64))]).check()
+    with fails(ShapeError, "Holder.inner.extra.y: expected [T=1, B=2, ...] float32, given [1, 2] int64"):
+        batch = Batch(observation=good.x, action=good.x, colour=torch.zeros(1, 2, 3))
+        Holder(inner=batch.replace(extra=good.replace(y=torch.zeros(1, 2, dtype=torch.int64)))).check()
 
 
 def test_check_of_the_number_of_axes() -> None:
@@ -562,10 +565,13 @@ def test_brackets_need_a_common_axis() -> None:
     class Seen(Struct):
         x: Tensor = axes("T+1 B")
 
-    for struct in (Count(x=torch.zeros(3, 2)), Seen(x=torch.zeros(3, 2))):
+    class Anything(Struct):
+        x: Tensor = axes("...")
+
+    for struct in (Count(x=torch.zeros(3, 2)), Seen(x=torch.zeros(3, 2)), Anything(x=torch.zeros(3, 2))):
         with pytest.raises(ShapeError, match="do not begin with one and the same axis"):
             struct[0]
-        assert struct.at(B=0).x.shape == (3,)
+    assert Count(x=torch.zeros(3, 2)).at(B=0).check().x.shape == (3,)
 
 
 def test_an_absent_field_has_no_say_in_the_leading_axis() -> None:
@@ -672,6 +678,7 @@ def test_writing_takes_the_same_structure_shapes_and_dtypes_only() -> None:
         (torch.int64, [2**63 - 1, -(2**63), False], [2**63, 1.0, float("nan")]),
         (torch.float16, [0, 0.1, -3, True, float("nan"), float("inf")], []),
         (torch.float64, [0.1, 2**53, float("-inf")], []),
+        (torch.complex64, [0.5, 1], []),
     ],
 )
 def test_a_number_is_written_only_where_the_dtype_can_hold_it(

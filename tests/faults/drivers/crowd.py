@@ -1,9 +1,11 @@
 """A driver whose roles are hard to end: crowd.py MODE GO. It says what it does; the scene begins when file GO exists.
 
-MODE: running (the driver waits in a take), leaving (it leaves the block), failing (a role raises).
+MODE: running (the driver waits in a take), leaving (it leaves the block), failing (a role raises), handled (as running;
+SIGTERM raises SystemExit in the driver, as many schedulers' scripts do).
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -68,6 +70,8 @@ def failing(up):
     raise ValueError("on purpose")
 
 
+if MODE == "handled":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 say("loading")
 with Processes().crew(seed=1) as crew:
     up = crew.lanes(6 if MODE == "failing" else 5, name="up")
