@@ -118,6 +118,10 @@ class Member:
 class End(Protocol):
     """One end of a channel, to be waited for: ready when taking (or putting) would not wait."""
 
+    @property
+    def waiter(self) -> Role:
+        """The role whose end this is."""
+
     def ready(self) -> bool: ...
 
 
@@ -413,6 +417,9 @@ def wait(*ends: End, timeout: float | None = None) -> list[End]:
     """Wait until one of several ends is ready, and return all that are, in the order given.
 
     `wait(*lanes.to_take, results.to_put)`. A closed channel is ready: the take or put will say so. Raises Stalled after
-    `timeout` seconds, Closed when the crew stops.
+    `timeout` seconds, Closed when the crew stops, ConfigError without an end or with ends of several crews.
     """
-    return role().wait(*ends, timeout=timeout)
+    waiters = {id(end.waiter): end.waiter for end in ends}
+    if len(waiters) != 1:
+        raise ConfigError(f"wait(…) got {len(ends)} ends in {len(waiters)} crews; give at least one, all of one crew.")
+    return next(iter(waiters.values())).wait(*ends, timeout=timeout)

@@ -53,14 +53,23 @@ class WeightsLayout:
         self.nbytes = offset
 
     def tensors(self, source: Any) -> list[Tensor]:
-        """The tensors of a network, checked against the layout. Raises ShapeError for the first that differs."""
-        given = named_tensors(source)
-        if len(given) != len(self.shapes):
-            raise ShapeError(f"expected {len(self.shapes)} tensors, given {len(given)}: {[name for name, _ in given]}.")
-        for (name, dtype, shape, _, _), (_, tensor) in zip(self.shapes, given, strict=True):
+        """The tensors of a network. Raises ShapeError for the first that is not as the layout says."""
+        named = named_tensors(source)
+        if [name for name, _ in named] != [shape[0] for shape in self.shapes]:
+            raise ShapeError(
+                f"expected {len(self.shapes)} tensors {[shape[0] for shape in self.shapes]}, given {len(named)}: "
+                f"{[name for name, _ in named]}."
+            )
+        return self.checked([tensor for _, tensor in named])
+
+    def checked(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """These tensors, in the layout's order. Raises ShapeError for the first that is not as the layout says."""
+        if len(tensors) != len(self.shapes):
+            raise ShapeError(f"expected {len(self.shapes)} tensors, given {len(tensors)}.")
+        for (name, dtype, shape, _, _), tensor in zip(self.shapes, tensors, strict=True):
             if tensor.dtype is not dtype or tensor.shape != shape:
                 raise ShapeError(f"{name}: expected {dtype} {list(shape)}, given {tensor.dtype} {list(tensor.shape)}.")
-        return [tensor for _, tensor in given]
+        return list(tensors)
 
 
 def named_tensors(source: Any) -> list[tuple[str, Tensor]]:
@@ -138,9 +147,7 @@ class BankedWeights(Handle):
         began = _now()
         self._store(self.layout.tensors(source), Note(version, note))
         words[BUSY] += _now() - began
-        for index in range(b.MAX_ROLES + 1):
-            if words[_reader(index) + READS]:
-                self.context.board.bell(index).ring()
+        self._ring_readers()
 
     def pull(
         self, target: Any, version: int | None = None, at_least: int | None = None, timeout: float | None = None
@@ -193,14 +200,12 @@ class BankedWeights(Handle):
     def close(self) -> None:
         """No more versions. Those held can still be pulled."""
         self.words[CLOSED] = 1
-        for index in range(b.MAX_ROLES + 1):
-            if self.words[_reader(index) + READS]:
-                self.context.board.bell(index).ring()
+        self._ring_readers()
 
     def statistics(self) -> Activity:
         words = self.words
         busy, starved = words[BUSY], 0
-        for index in range(b.MAX_ROLES + 1):
+        for index in self.context.board.roles:
             busy += words[_reader(index) + PULL_BUSY]
             starved += words[_reader(index) + STARVED]
         return Activity(
@@ -214,6 +219,12 @@ class BankedWeights(Handle):
     def count(self, word: int, amount: int) -> None:
         """Add to what this role has pulled."""
         self.words[_reader(self.context.index) + word] += amount
+
+    def _ring_readers(self) -> None:
+        board = self.context.board
+        for index in board.roles:
+            if self.words[_reader(index) + READS]:
+                board.bell(index).ring()
 
     def _bank(self, bank: int) -> int:
         return BANKS + bank * (BANK_HEADER + self.layout.nbytes)
@@ -256,7 +267,7 @@ class BankedWeights(Handle):
     def _copy(self, tensors: Sequence[Tensor], start: int, inward: bool) -> None:
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory)) + start
         for tensor, (_, dtype, shape, offset, nbytes) in zip(tensors, self.layout.shapes, strict=True):
-            if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_complex():
+            if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_complex() or tensor.is_neg()):
                 here, there = base + offset, tensor.data_ptr()
                 ctypes.memmove(here if inward else there, there if inward else here, nbytes)
             elif nbytes:

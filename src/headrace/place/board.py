@@ -12,7 +12,6 @@ import mmap
 import time
 from collections.abc import Callable
 
-from headrace.errors import ConfigError
 from headrace.place.memory import Memory, aligned
 
 __all__ = ["Bell", "Board"]
@@ -28,13 +27,15 @@ TEXT_BYTES = PAGE - TEXT
 BOARD_BYTES = PAGE * (MAX_ROLES + 2)
 REPORT_BYTES = 64 * 1024  # for what a failing role has to say; untouched until it does
 
-# Word 0 of the header: the alarm. Every operation looks at it.
-ALARM = 0
+# Words of the header. Every operation looks at the alarm.
+ALARM, ROLES = range(2)
 CALM, FAILURE, STOPPING = 0, 1, 2
 
 # Words of a role's page.
 STATE, INCARNATION, PID, STATUS, STOPPED, FAILED_AT, BEGAN, ENDED_AT = range(8)
 STARVED, BLOCKED, WAITING, SINCE, NAME_LENGTH, TEXT_LENGTH = range(8, 14)
+
+TOO_LONG = 2  # of STOPPED: for longer than the crew allows
 
 # States of a role.
 ABSENT, STARTING, RUNNING, ENDED, FAILED, KILLED = range(6)
@@ -104,8 +105,9 @@ class Board:
 
     @classmethod
     def create(cls, memory: Memory) -> Board:
-        """A board for a new crew: the first thing in its memory."""
+        """A board for a new crew, and behind it room for reports: the first things in its memory."""
         board = cls(memory, memory.allocate(BOARD_BYTES, "a crew's board"))
+        memory.allocate(REPORT_BYTES * (MAX_ROLES + 1), "a crew's reports", prefault=False)
         for index in range(MAX_ROLES + 1):
             _sem_init(board._address + (index + 1) * PAGE + BELL, 1, 0)
         return board
@@ -129,17 +131,21 @@ class Board:
         """Add to a word that only one party writes."""
         self.words[(index + 1) * WORDS + word] += value
 
-    def raise_alarm(self, alarm: int, count: int) -> None:
-        """Let the first `count` roles see the alarm: at their next operation, at once where they wait."""
+    @property
+    def roles(self) -> range:
+        """The indices of all roles that were ever started, the driver's first."""
+        return range(self.words[ROLES])
+
+    def raise_alarm(self, alarm: int) -> None:
+        """Let every role see the alarm: at its next operation, at once where it waits."""
         if self.words[ALARM] != STOPPING:
             self.words[ALARM] = alarm
-        for index in range(count):
+        for index in self.roles:
             self.bell(index).ring()
 
     def begin(self, index: int, name: str, incarnation: int) -> None:
         """Prepare a page for a new life of its role."""
-        if index > MAX_ROLES:
-            raise ConfigError(f"a crew holds at most {MAX_ROLES} roles; {name} would be one more. Give fewer copies.")
+        self.words[ROLES] = max(self.words[ROLES], index + 1)
         for word in range(BELL // 8):
             self.set(index, word, 0)
         self._write(index, NAME, NAME_BYTES, NAME_LENGTH, name)

@@ -24,10 +24,13 @@ _give_way, _now = os.sched_yield, time.monotonic_ns
 TICK = 0.1  # seconds after which a blocked role looks whether anything has changed that nobody rang for
 
 
-class Awaited(End, Protocol):
-    """An end as its role waits for it."""
+class Awaited(Protocol):
+    """What a role can wait for: an end of a channel, a version, the other ranks of a group."""
 
     word: int  # STARVED or BLOCKED: what such a wait counts as
+
+    def ready(self) -> bool:
+        """Whether the wait is over."""
 
     def charge(self, nanoseconds: int) -> None:
         """Count a finished wait."""

@@ -34,11 +34,10 @@ _numbers = itertools.count()
 class BaseCrew(ABC):
     """A crew. A placement says how roles are launched, watched and ended, and how the driver waits."""
 
-    def __init__(self, memory: Memory, seed: int, poison: bool) -> None:
-        self.id = f"{os.getpid()}.{next(_numbers)}"
-        self.memory = memory
+    def __init__(self, seed: int, poison: bool) -> None:
+        self._process = os.getpid()
+        self.id = f"{self._process}.{next(_numbers)}"
         self.seed, self._poison = seed, poison
-        self.board = Board.create(memory)
         self.posts: list[Post] = []
         self._handles: list[RingChannel[Any] | BankedWeights | SharedGroup] = []
         self._names: set[str] = set()
@@ -47,6 +46,10 @@ class BaseCrew(ABC):
         self._state = "new"
 
     # -- what a placement gives
+
+    @abstractmethod
+    def _enter(self) -> Memory:
+        """Begin: the memory for everything that the crew hands out."""
 
     @abstractmethod
     def _context(self, identity: Identity) -> Context:
@@ -81,7 +84,9 @@ class BaseCrew(ABC):
     def __enter__(self) -> Self:
         if self._state != "new":
             raise ConfigError("a crew is one with-block; make a new one with placement.crew(…).")
+        self.memory = self._enter()
         self._state = "open"
+        self.board = Board.create(self.memory)
         identity = Identity("driver", 0, 1, 0, "cpu", b.DRIVER, self.seed)
         self.board.begin(b.DRIVER, str(identity), 0)
         self.board.set(b.DRIVER, b.STATE, b.RUNNING)
@@ -93,6 +98,9 @@ class BaseCrew(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._process:  # a forked copy of the driver: the roles are not its own
+            headrace.channel.leave(self.id)
+            return
         try:
             self._stop()
             failures = self._unforgiven()
@@ -111,7 +119,7 @@ class BaseCrew(ABC):
     def _stop(self) -> None:
         """Tell all, wait for all. A second Ctrl-C takes away the patience, not the ending."""
         try:
-            self.board.raise_alarm(b.STOPPING, len(self.posts) + 1)
+            self.board.raise_alarm(b.STOPPING)
             for handle in self._handles:
                 handle.close()
             self._finish(hurry=False)
@@ -164,9 +172,9 @@ class BaseCrew(ABC):
         if banks < 1:
             raise ConfigError(f"{name}: banks={banks}; give at least 1 (max_lag + 1).")
         layout = WeightsLayout(source)
-        past = list(history) or [(Note(0, note), layout.tensors(source))]
-        for _, tensors in past:
-            layout.tensors(dict(zip([shape[0] for shape in layout.shapes], tensors, strict=True)))
+        past = [(note, layout.checked(tensors)) for note, tensors in history] or [
+            (Note(0, note), layout.tensors(source))
+        ]
         what = f"{name} ({banks} banks of {layout.nbytes:,} bytes)"
         weights = BankedWeights(self.id, name, self.memory.allocate(weights_bytes(banks, layout), what), banks, layout)
         weights.begin(past[-banks:])
@@ -210,6 +218,11 @@ class BaseCrew(ABC):
                 f"{name}: copies={copies}, threads={threads}, device={device!r}; give "
                 "at least one of each, and a device for each copy."
             )
+        if len(self.posts) + copies > b.MAX_ROLES:
+            raise ConfigError(
+                f"a crew holds at most {b.MAX_ROLES} roles; with {name} it would be {len(self.posts) + copies}. Give "
+                "fewer copies, each with more to do."
+            )
         if any(post.name == name for post in self.posts):
             raise ConfigError(f"this crew has roles named {name!r} already; give name=… to tell them apart.")
         data, handles = ship(function, args, name)
@@ -236,7 +249,6 @@ class BaseCrew(ABC):
         self._end_life(post)
         self._forgiven.add((post.index, post.incarnation))
         post.incarnation += 1
-        post.stopped_for = 0.0
         self.board.begin(post.index, str(post), post.incarnation)
         if not self._unforgiven() and self.board.words[b.ALARM] == b.FAILURE:
             self.board.words[b.ALARM] = b.CALM

@@ -62,7 +62,7 @@ class Baton:
 
     def _next(self) -> InlineContext:
         driver = self._contexts[0]
-        if driver.interrupted:
+        if driver.interruption is not None:
             return driver
         able = [context for context in self._contexts if context.could_go_on()]
         if able:
@@ -96,7 +96,7 @@ class InlineContext(Context):
         self._ends: Sequence[Awaited] = ()
         self.deadline: float | None = None
         self.verdict = ""  # why it was woken, if not because it could go on
-        self.interrupted = False
+        self.interruption: BaseException | None = None  # what a signal handler raised while it waited
         crew.baton.join(self)
 
     def clock(self) -> float:
@@ -124,9 +124,9 @@ class InlineContext(Context):
         self._started, self._ends, self.deadline, self.verdict = True, ends, deadline, ""
         self._baton.park(self)
         self.deadline = None
-        if self.interrupted:
-            self.interrupted = False
-            raise KeyboardInterrupt
+        if self.interruption is not None:
+            error, self.interruption = self.interruption, None
+            raise error
 
     def _check_alarm(self) -> None:
         if self.board.words[b.ALARM]:
@@ -157,8 +157,8 @@ class InlineContext(Context):
         while not self._granted:
             try:
                 self._gate.acquire()
-            except KeyboardInterrupt:
-                self.interrupted = True
+            except BaseException as error:  # KeyboardInterrupt, or whatever a signal handler raises
+                self.interruption = error
         self._gate.acquire(blocking=False)  # it is open still when Ctrl-C came between the grant and the gate
         self._granted = False
 

@@ -31,7 +31,7 @@ import torch
 
 from headrace.place import board as b
 from headrace.place.board import Board
-from headrace.place.context import Context, Identity
+from headrace.place.context import TICK, Context, Identity
 from headrace.place.life import describe, play
 from headrace.place.memory import SharedMemory
 from headrace.place.shipping import unship
@@ -102,6 +102,7 @@ class Orders(NamedTuple):
     threads: int
     post: int
     seed: int
+    stall_after: float
     payload: tuple[int, int]
 
 
@@ -118,25 +119,38 @@ def nursery(descriptor: int, driver: int) -> NoReturn:
     keepers: set[int] = set()
     poll = _poll(channel, watch, wakeup)
     while True:
-        ready = poll()
+        ready = poll(None)
         if watch in ready:
-            os._exit(0)
+            break
         if wakeup in ready:
             os.read(wakeup, MESSAGE_BYTES)
-            keepers -= {pid for pid, _ in _changed()}
-            for child in psutil.Process().children():  # orphans of a keeper that was killed
-                if child.pid not in keepers:
-                    _kill(child.pid)
+            _tidy(keepers)
         if channel.fileno() in ready:
             data, passed, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 4)
             if not data:
-                os._exit(0)
+                break
             keeper = os.fork()
             if keeper == 0:
                 _guarded(_keep, driver, *passed)
             keepers.add(keeper)
             for opened in passed:
                 os.close(opened)
+    # The keepers see it too. This process goes last: what a keeper that is killed meanwhile leaves, nobody else ends.
+    until = time.monotonic() + 2 * PATIENCE
+    while _tidy(keepers) and time.monotonic() < until:
+        time.sleep(0.001)
+    _end_all()
+    os._exit(0)
+
+
+def _tidy(keepers: set[int]) -> bool:
+    """End what keepers that were killed have left behind; whether there are children still."""
+    keepers -= {pid for pid, _ in _changed()}
+    children = psutil.Process().children()
+    for child in children:
+        if child.pid not in keepers:
+            _kill(child.pid)
+    return bool(children)
 
 
 def _keep(driver: int, memory: int, orders: int, output: int, errors: int) -> None:
@@ -149,7 +163,8 @@ def _keep(driver: int, memory: int, orders: int, output: int, errors: int) -> No
     channel = socket.socket(fileno=orders)
     board = Board(SharedMemory(memory), 0)
     roles: dict[int, int] = {}  # index of each living role by pid
-    count = 1
+    stopped: dict[int, float] = {}  # seconds for which each stopped role has been seen so, by pid
+    limits: dict[int, float] = {}  # seconds for which a role may be stopped, by index
 
     def look() -> None:
         """See what has become of the roles, and show it on the board."""
@@ -157,8 +172,11 @@ def _keep(driver: int, memory: int, orders: int, output: int, errors: int) -> No
             index = roles.get(pid)
             if index is None:
                 continue  # it was adopted
+            stopped.pop(pid, None)
+            board.set(index, b.STOPPED, int(os.WIFSTOPPED(status)))
+            if os.WIFSTOPPED(status):
+                stopped[pid] = 0.0
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
-                board.set(index, b.STOPPED, int(os.WIFSTOPPED(status)))
                 continue
             del roles[pid]
             board.set(index, b.STATUS, os.waitstatus_to_exitcode(status))
@@ -167,16 +185,31 @@ def _keep(driver: int, memory: int, orders: int, output: int, errors: int) -> No
                 board.set(index, b.ENDED_AT, now)
                 board.set(index, b.FAILED_AT, now)
                 board.set(index, b.STATE, b.KILLED)
-                board.raise_alarm(b.FAILURE, count)
+                board.raise_alarm(b.FAILURE)
+
+    def watch_stopped() -> None:
+        """Raise the alarm over roles that have been stopped for too long."""
+        with suppress(psutil.Error):
+            if psutil.Process(driver).status() == psutil.STATUS_STOPPED:
+                return  # the run was suspended as a whole, and nobody waits
+        for pid in stopped:
+            stopped[pid] += TICK
+            index = roles[pid]
+            if stopped[pid] >= limits[index] and board.get(index, b.STOPPED) == 1:
+                board.set(index, b.FAILED_AT, time.monotonic_ns())
+                board.set(index, b.STOPPED, b.TOO_LONG)
+                board.raise_alarm(b.FAILURE)
 
     poll = _poll(channel, watch, wakeup)
     while True:
-        ready = poll()
+        ready = poll(TICK if stopped else None)
         if watch in ready:
             break
         if wakeup in ready:
             os.read(wakeup, MESSAGE_BYTES)
             look()
+        if stopped and not ready:
+            watch_stopped()
         if channel.fileno() in ready:
             message = channel.recv(MESSAGE_BYTES)
             if not message:
@@ -191,8 +224,7 @@ def _keep(driver: int, memory: int, orders: int, output: int, errors: int) -> No
                     continue
                 if pid == 0:
                     _guarded(_role, keeper, memory, order)
-                roles[pid] = order.post
-                count = max(count, order.post + 1)
+                roles[pid], limits[order.post] = order.post, order.stall_after
                 channel.send(str(pid).encode())
             else:  # a pid whose life is to end
                 if order in roles:  # else it is over, and its pid may be another's by now
@@ -263,7 +295,7 @@ def _report(memory: SharedMemory, board: Board, index: int, error: BaseException
     report[:8].cast("q")[0] = len(data)
     board.set(index, b.FAILED_AT, time.monotonic_ns())
     board.set(index, b.STATE, b.FAILED)
-    board.raise_alarm(b.FAILURE, index + 1)
+    board.raise_alarm(b.FAILURE)
 
 
 def _settle() -> int:
@@ -284,11 +316,12 @@ def _close_all_but(*kept: int) -> None:
                 os.close(opened)
 
 
-def _poll(channel: socket.socket, *others: int) -> Callable[[], set[int]]:
+def _poll(channel: socket.socket, *others: int) -> Callable[[float | None], set[int]]:
+    """A function that waits, for so many seconds at most, until some of these can be read, and returns which."""
     poll = select.poll()
     for descriptor in (channel.fileno(), *others):
         poll.register(descriptor, select.POLLIN)
-    return lambda: {descriptor for descriptor, _ in poll.poll()}
+    return lambda seconds: {descriptor for descriptor, _ in poll.poll(None if seconds is None else seconds * 1000)}
 
 
 def _changed() -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ import operator
 import pickle
 import struct
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import cloudpickle
@@ -25,7 +26,10 @@ __all__ = ["Field", "Layout", "NumbersLayout", "PickleLayout", "Slot", "TreeLayo
 CONTROL_BYTES = 4096  # what a slot holds of a channel without `like`
 POISON = 0xFF  # NaN in every float, -1 in every signed integer
 _NUMBERS: dict[type, str] = {bool: "?", int: "q", float: "d"}
+_BOOLS = (bool, np.bool_)
+SMALL = 2**20  # bytes
 _memmove = ctypes.memmove
+_plain = operator.attrgetter("dtype", "shape", "requires_grad")
 
 
 class Slot(Protocol):
@@ -131,7 +135,8 @@ class TreeLayout:
         self.spec = optree.tree_structure(self.skeleton, namespace=NAMESPACE)
 
     def bind(self, memory: memoryview) -> Slot:
-        return _TreeSlot(self, memory)
+        with torch.inference_mode(False):  # views made in it could be neither written nor trained on outside it
+            return _TreeSlot(self, memory)
 
     def leaves(self, item: Any) -> Sequence[Any]:
         """The tensors and numbers of an item, in the order of the fields. Raises ShapeError for another tree."""
@@ -156,19 +161,25 @@ class TreeLayout:
 class _TreeSlot:
     def __init__(self, layout: TreeLayout, memory: memoryview) -> None:
         self._layout, self._memory = layout, memory
-        base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        base = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if layout.nbytes else 0
         # A number has its letter where a tensor has None; a tensor its view where a number has None.
         self._targets = [
             (field.kind, field.dtype, field.shape, base + field.offset, field.nbytes, field.view(memory), field.offset)
             for field in layout.fields
         ]
-        self._item = optree.tree_unflatten(layout.spec, [t[5] for t in self._targets]) if layout.attributes else None
+        self._views = [target[5] for target in self._targets]
+        self._item = optree.tree_unflatten(layout.spec, self._views) if layout.attributes else None
+        self._plain = [(field.dtype, field.shape, False) for field in layout.fields]
 
     def write(self, item: Any) -> None:
         layout = self._layout
         attributes = layout.attributes if type(item) is layout.type else None
         leaves = layout.leaves(item) if attributes is None else attributes(item)
         try:
+            # Many small copies in one call; large ones are faster one by one, as memmove.
+            if layout.nbytes <= SMALL and attributes is not None and list(map(_plain, leaves)) == self._plain:
+                torch._foreach_copy_(self._views, leaves)  # type: ignore[arg-type]
+                return
             for leaf, (kind, dtype, shape, address, nbytes, view, offset) in zip(leaves, self._targets, strict=True):
                 if kind is not None:
                     if kind == "?" and not _fits(kind, leaf):
@@ -176,7 +187,7 @@ class _TreeSlot:
                     struct.pack_into(kind, self._memory, offset, leaf)
                 elif leaf.dtype is not dtype or leaf.shape != shape:
                     layout.complain(leaves)
-                elif leaf.is_contiguous() and leaf.is_cpu and not dtype.is_complex:
+                elif leaf.is_cpu and leaf.is_contiguous() and not (dtype.is_complex or leaf.is_neg()):
                     _memmove(address, leaf.data_ptr(), nbytes)
                 elif view is not None:
                     view.copy_(leaf.detach())
@@ -186,10 +197,12 @@ class _TreeSlot:
     def read(self) -> Any:
         if self._item is not None:
             return self._item
-        return self._unflatten([target[5] for target in self._targets])
+        return self._unflatten(self._views)
 
     def read_to(self, device: str | torch.device) -> Any:
-        flat = torch.frombuffer(self._memory, dtype=torch.uint8).to(device, copy=True)
+        count = self._layout.nbytes
+        held = torch.frombuffer(self._memory, dtype=torch.uint8) if count else torch.empty(0, dtype=torch.uint8)
+        flat = held.to(device, copy=True)
         return self._unflatten(
             [
                 flat[field.offset : field.offset + field.nbytes].view(field.dtype).view(field.shape)
@@ -200,7 +213,7 @@ class _TreeSlot:
         )
 
     def poison(self) -> None:
-        ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(self._memory)), POISON, len(self._memory))
+        self._memory[:] = bytes([POISON]) * len(self._memory)
 
     def _unflatten(self, tensors: Sequence[Tensor | None]) -> Any:
         leaves = [
@@ -236,19 +249,20 @@ class NumbersLayout:
 class _NumbersSlot:
     def __init__(self, layout: NumbersLayout, memory: memoryview) -> None:
         self._layout, self._memory = layout, memory
-        self._pack, self._unpack = layout.packer.pack_into, layout.packer.unpack_from
+        self._pack = partial(layout.packer.pack_into, memory, 0)
+        self._unpack = partial(layout.packer.unpack_from, memory)
 
     def write(self, item: tuple[Any, ...]) -> None:
         try:
             for position in self._layout.bools:  # the struct module takes anything for a bool
-                if not _fits("?", item[position]):
+                if not isinstance(item[position], _BOOLS):
                     self._layout.complain(item)
-            self._pack(self._memory, 0, *item)
+            self._pack(*item)
         except (struct.error, TypeError, IndexError):
             self._layout.complain(item)
 
     def read(self) -> tuple[Any, ...]:
-        return self._unpack(self._memory)
+        return self._unpack()
 
     def read_to(self, device: str | torch.device) -> tuple[Any, ...]:
         return self.read()
@@ -301,7 +315,7 @@ _NAMES = {"?": "bool", "q": "int", "d": "float"}
 
 def _fits(kind: str, leaf: Any) -> bool:
     if kind == "?":
-        return isinstance(leaf, bool | np.bool_)
+        return isinstance(leaf, _BOOLS)
     try:
         struct.pack(kind, leaf)
     except (struct.error, TypeError):

@@ -30,7 +30,6 @@ class Post:
     payload: Any  # what `_launch` needs to start it again
     incarnation: int = 0
     pid: int = 0
-    stopped_for: float = 0.0  # seconds in which the driver saw it stopped
 
     def member(self) -> Member:
         """This post's current life."""

@@ -142,7 +142,7 @@ class SharedMemory:
     def close(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
-            self.descriptor = -1
+            self.descriptor = -1  # a view asked for now is an error of the system, not of another file
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

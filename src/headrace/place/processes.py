@@ -57,13 +57,20 @@ class ProcessCrew(BaseCrew):
     memory: SharedMemory
 
     def __init__(self, seed: int, poison: bool, stall_after: float) -> None:
-        super().__init__(SharedMemory(), seed, poison)
-        self.memory.allocate(b.REPORT_BYTES * (b.MAX_ROLES + 1), "a crew's reports", prefault=False)
+        super().__init__(seed, poison)
         self._stall_after = stall_after
-        self._looked = time.monotonic()
-        self._keeper = _nursery().keeper(self.memory.descriptor)
+
+    def _enter(self) -> SharedMemory:
+        nursery = _nursery()
+        memory = SharedMemory()
+        try:
+            self._keeper = nursery.keeper(memory.descriptor)
+        except BaseException:
+            memory.close()
+            raise
         self._hangup = select.poll()
         self._hangup.register(self._keeper, select.POLLIN)
+        return memory
 
     def _context(self, identity: Identity) -> Context:
         return Context(identity, self.id, self.board, self.memory, SPINS)
@@ -86,6 +93,7 @@ class ProcessCrew(BaseCrew):
                 post.threads,
                 post.index,
                 self.seed,
+                self._stall_after,
                 post.payload,
             )
             answer = self._ask(orders).decode()
@@ -106,10 +114,18 @@ class ProcessCrew(BaseCrew):
         return answer
 
     def _failures(self) -> list[Failure]:
-        failed = [post for post in self.posts if self.board.get(post.index, b.STATE) in (b.FAILED, b.KILLED)]
+        board = self.board
+        failed = [
+            post
+            for post in self.posts
+            if board.get(post.index, b.STATE) in (b.FAILED, b.KILLED) or board.get(post.index, b.STOPPED) == b.TOO_LONG
+        ]
         return [self._failure(post) for post in sorted(failed, key=lambda p: self.board.get(p.index, b.FAILED_AT))]
 
     def _failure(self, post: Post) -> Failure:
+        if self.board.get(post.index, b.STOPPED) == b.TOO_LONG:
+            what = f"has been stopped (process {post.pid}) for more than {self._stall_after:g} s"
+            return Failure(post, post.incarnation, what, signal=signal.SIGSTOP)
         status = self.board.get(post.index, b.STATUS)
         if self.board.get(post.index, b.STATE) == b.FAILED:
             report = self.memory.view(b.report_offset(post.index), b.REPORT_BYTES)
@@ -125,18 +141,6 @@ class ProcessCrew(BaseCrew):
         return Failure(post, post.incarnation, f"left with exit code {status} without returning", exit_code=status)
 
     def look_after_roles(self) -> None:
-        now = time.monotonic()
-        # Only time in which the driver itself was awake counts: a run that was suspended as a whole is not stalled.
-        passed, self._looked = min(now - self._looked, 2 * TICK), now
-        for post in self.posts:
-            if not self.board.get(post.index, b.STOPPED):
-                post.stopped_for = 0.0
-                continue
-            post.stopped_for += passed
-            if post.stopped_for >= self._stall_after:
-                number = signal.SIGSTOP
-                what = f"has been stopped (process {post.pid}) for {self._stall_after:g} s"
-                raise Failure(post, post.incarnation, what, signal=number).error(self.board.said(post.index))
         if self._keeper_is_gone():
             raise _keeper_gone()
 

@@ -130,12 +130,15 @@ class SharedGroup(Handle):
                 raise ConfigError(f"{self.context.identity} asked for {self.name!r}, which has {self.size} ranks.")
             self.claim(line + OWNER, line + LIFE, f"rank {self.rank}")
             vector, base = self.length * self.dtype.itemsize, _data(self.size)
-            views = [
-                torch.frombuffer(self.memory, dtype=self.dtype, count=self.length, offset=base + at * aligned(vector))
-                if self.length
-                else torch.empty(0, dtype=self.dtype)
-                for at in range(self.size + 1)
-            ]
+            with torch.inference_mode(False):  # as in a slot: views for every mode
+                views = [
+                    torch.frombuffer(
+                        self.memory, dtype=self.dtype, count=self.length, offset=base + at * aligned(vector)
+                    )
+                    if self.length
+                    else torch.empty(0, dtype=self.dtype)
+                    for at in range(self.size + 1)
+                ]
             self._vectors, self._result = views[:-1], views[-1]
             self._weights: memoryview[float] = self.memory.cast("d")
             self._steps = self.words[line + ARRIVED]

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from headrace.channel import Activity, End, Taken, wait
+from headrace.channel import Activity, End, Role, Taken, wait
 from headrace.errors import Closed, ConfigError
 from headrace.place import board as b
 from headrace.place.handle import HEADER_BYTES, Handle
@@ -42,6 +42,10 @@ class _ToTake:
     def __init__(self, channel: RingChannel[Any]) -> None:
         self._channel = channel
 
+    @property
+    def waiter(self) -> Role:
+        return self._channel.context
+
     def ready(self) -> bool:
         words = self._channel.words
         return words[HEAD] != words[TAKEN] or words[CLOSED] != 0
@@ -63,6 +67,10 @@ class _ToPut:
 
     def __init__(self, channel: RingChannel[Any]) -> None:
         self._channel = channel
+
+    @property
+    def waiter(self) -> Role:
+        return self._channel.context
 
     def ready(self) -> bool:
         words = self._channel.words
@@ -128,6 +136,8 @@ class RingChannel(Handle, Generic[T]):
         if not self._reserved:
             raise ConfigError(f"commit() of {self.name!r} without reserve(): there is no slot to hand over.")
         self._reserved = False
+        if self.words[CLOSED]:
+            raise Closed(f"{self.name!r} is closed; {self.context.identity} cannot put into it")
         self._hand_over()
 
     def deliveries(self) -> Iterator[int]:

@@ -55,10 +55,19 @@ def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
     return build, tuple(code.co_filename if arg == "<dynamic-code>" else arg for arg in args), *rest
 
 
+def _reduce_text_file(file: io.TextIOWrapper) -> Any:
+    if file in (sys.stdout, sys.stderr):  # a role has its own
+        return cloudpickle.Pickler.dispatch_table[io.TextIOWrapper](file)
+    # cloudpickle would send a copy of what is left to read.
+    raise pickle.PicklingError(f"cannot pickle the open file {file.name!r}")
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Takes by value what another process could not import."""
 
-    dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar[Any] = ChainMap(
+        {types.CodeType: _reduce_code, io.TextIOWrapper: _reduce_text_file}, cloudpickle.Pickler.dispatch_table
+    )
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type | types.FunctionType):

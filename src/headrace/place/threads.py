@@ -39,10 +39,13 @@ class ThreadCrew(BaseCrew):
     """A crew of threads."""
 
     def __init__(self, seed: int, poison: bool, stall_after: float) -> None:
-        super().__init__(PrivateMemory(), seed, poison)
+        super().__init__(seed, poison)
         self._stall_after = stall_after
         self._threads: dict[int, threading.Thread] = {}
         self._failed: list[Failure] = []
+
+    def _enter(self) -> PrivateMemory:
+        return PrivateMemory()
 
     def _context(self, identity: Identity) -> Context:
         return Context(identity, self.id, self.board, self.memory, spins=0)  # a spinner would hold the interpreter lock
@@ -52,6 +55,7 @@ class ThreadCrew(BaseCrew):
 
     def _launch(self, posts: Sequence[Post]) -> None:
         ready = threading.Semaphore(0)
+        mine = torch.get_num_threads()
         for post in posts:
             post.pid = os.getpid()
             context = self._context(
@@ -63,10 +67,11 @@ class ThreadCrew(BaseCrew):
         for _ in posts:
             ready.acquire()
         # A role's count of torch threads is its own, but also becomes the default of threads started later.
-        torch.set_num_threads(torch.get_num_threads())
+        torch.set_num_threads(mine)
 
     def _run(self, post: Post, context: Context, ready: threading.Semaphore) -> None:
         incarnation = post.incarnation
+        torch.get_num_threads()  # the first call in a thread takes the default; the next line would be undone by it
         torch.set_num_threads(post.threads)
         ready.release()
 
@@ -79,7 +84,7 @@ class ThreadCrew(BaseCrew):
             what, text = describe(error)
             self._failed.append(Failure(post, incarnation, what, traceback=text, cause=error))
             self.board.set(post.index, b.STATE, b.FAILED)
-            self.board.raise_alarm(b.FAILURE, len(self.posts) + 1)
+            self.board.raise_alarm(b.FAILURE)
         self._depart(context)
 
     def _play(self, context: Context, role: Callable[[], None]) -> BaseException | None:
