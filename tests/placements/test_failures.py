@@ -194,7 +194,7 @@ def test_it_is_raised_wherever_the_driver_is(place: Any, where: Callable[..., No
     import torch
 
     def count(channel: Any, inward: Any, lanes: Any, weights: Any) -> None:
-        role().sleep(0.2)
+        role().sleep(0.1)
         raise ArithmeticError("now")
 
     def other(channel: Any, inward: Any, lanes: Any, weights: Any) -> None:

@@ -183,7 +183,7 @@ def test_a_rank_that_has_returned_closes_the_others(place: Any, ask: Any, gone: 
         return "no error"
 
     with place.crew() as crew:
-        answers = ask(crew, average, crew.group(3, like=torch.zeros(2)), copies=3, timeout=3.0)
+        answers = ask(crew, average, crew.group(3, like=torch.zeros(2)), copies=3, timeout=2.0)
     for rank, answer in enumerate(answers):
         if rank != gone:
             assert f"rank {gone}" in answer or f"average[{gone}]" in answer, answer

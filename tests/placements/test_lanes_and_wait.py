@@ -134,11 +134,12 @@ def test_take_any_starves_no_lane(place: Any) -> None:
         for lane in lanes:  # all are up
             lane.take(10.0)
         seen: dict[int, list[int]] = {rank: [] for rank in range(4)}
-        for _ in range(400):
+        until = time.monotonic() + 10.0
+        while min(map(len, seen.values())) < 20:  # a process may be without a core for a while; a lane never for ever
             rank, item = lanes.take_any(10.0)
             seen[rank].append(item)
+            assert time.monotonic() < until, {rank: len(items) for rank, items in seen.items()}
     assert all(items == list(range(1, len(items) + 1)) for items in seen.values()), "in order in every lane"
-    assert min(map(len, seen.values())) > 0, {rank: len(items) for rank, items in seen.items()}
 
 
 @pytest.mark.parametrize("placement", [Inline(), Threads()], ids=["inline", "threads"])

@@ -392,13 +392,15 @@ def test_torch_threads_of_the_driver_and_of_later_threads(placement: str) -> Non
                 crew.start(look, lanes, threads, copies=2, threads=threads, name=f"of {{threads}}")
                 roles += lanes.take_each(10.0)
             during = torch.get_num_threads(), later()
-        print(roles, during, torch.get_num_threads(), later())
+        print(roles, during == (fresh, fresh), torch.get_num_threads() == later() == fresh)
     """
-    environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "4"}
-    command = [sys.executable, "-c", textwrap.dedent(script)]
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    count = "import torch; print(torch.get_num_threads())"
+    fresh = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, timeout=50, check=True).stdout
+    command = [sys.executable, "-c", f"fresh = {int(fresh)}\n" + textwrap.dedent(script)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() == "[1, 1, 3, 3, 2, 2] (4, 4) 4 4"
+    assert ended.stdout.strip() == "[1, 1, 3, 3, 2, 2] True True"
 
 
 def test_grad_mode_of_a_driver_stays_its_own(within: Any, ask: Any) -> None:

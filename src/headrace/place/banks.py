@@ -22,7 +22,7 @@ from headrace.struct import NAMESPACE
 __all__ = ["BankedWeights", "WeightsLayout"]
 
 # Words of the header.
-COUNT, WRITER, WRITER_LIFE, BUSY, LATEST = range(5)
+COUNT, WRITER, WRITER_LIFE, BUSY, LATEST, START = range(6)
 CLOSED = 32
 READERS = HEADER_BYTES  # offset of a line per role: it reads, its pulls, and what they took
 READER_WORDS = 8
@@ -131,6 +131,7 @@ class BankedWeights(Handle):
             self.words[self._bank(bank) // 8 + BEFORE] = self.words[self._bank(bank) // 8 + AFTER] = EMPTY
         for note, tensors in past:
             self._store(tensors, note)
+        self.words[START] = self.words[COUNT]
 
     def publish(self, source: Any, version: int, **note: Any) -> None:
         if not self._writes:
@@ -208,9 +209,8 @@ class BankedWeights(Handle):
         for index in self.context.board.roles:
             busy += words[_reader(index) + PULL_BUSY]
             starved += words[_reader(index) + STARVED]
-        return Activity(
-            self.name, "weights", words[COUNT], words[COUNT] * self.layout.nbytes, busy / 1e9, starved / 1e9, 0.0
-        )
+        items = words[COUNT] - words[START]
+        return Activity(self.name, "weights", items, items * self.layout.nbytes, busy / 1e9, starved / 1e9, 0.0)
 
     def writer_index(self) -> int | None:
         """Index of the role that publishes, None before it does."""

@@ -33,7 +33,7 @@ CALM, FAILURE, STOPPING = 0, 1, 2
 
 # Words of a role's page.
 STATE, INCARNATION, PID, STATUS, STOPPED, FAILED_AT, BEGAN, ENDED_AT = range(8)
-STARVED, BLOCKED, WAITING, SINCE, NAME_LENGTH, TEXT_LENGTH = range(8, 14)
+STARVED, BLOCKED, WAITING, SINCE, RANK, NAME_LENGTH, TEXT_LENGTH = range(8, 15)
 
 TOO_LONG = 2  # of STOPPED: for longer than the crew allows
 
@@ -143,12 +143,13 @@ class Board:
         for index in self.roles:
             self.bell(index).ring()
 
-    def begin(self, index: int, name: str, incarnation: int) -> None:
+    def begin(self, index: int, name: str, rank: int, incarnation: int) -> None:
         """Prepare a page for a new life of its role."""
         self.words[ROLES] = max(self.words[ROLES], index + 1)
         for word in range(BELL // 8):
             self.set(index, word, 0)
         self._write(index, NAME, NAME_BYTES, NAME_LENGTH, name)
+        self.set(index, RANK, rank)
         self.set(index, INCARNATION, incarnation)
         self.set(index, BEGAN, time.monotonic_ns())
         self.set(index, STATE, STARTING)

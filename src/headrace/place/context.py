@@ -123,16 +123,17 @@ class Context:
         """Return when one of the ends is ready. Raises Stalled after `timeout` seconds, Closed, or a role's failure."""
         began = _now()
         ready = ends[0].ready if len(ends) == 1 else lambda: any(end.ready() for end in ends)
-        for _ in self._spins:  # for about as long as it takes to wake an idle core
-            _give_way()  # a spinner that does not yield falls to a fifth where roles outnumber cores
-            if ready():
-                break
-        else:
+        try:
+            for _ in self._spins:  # for about as long as it takes to wake an idle core
+                _give_way()  # a spinner that does not yield falls to a fifth where roles outnumber cores
+                if ready():
+                    return
             self._block(ends, began, timeout)
-        waited = _now() - began
-        self.board.words[self._page + ends[0].word] += waited
-        for end in ends:
-            end.charge(waited)
+        finally:
+            waited = _now() - began
+            self.board.words[self._page + ends[0].word] += waited
+            for end in ends:
+                end.charge(waited)
 
     def _block(self, ends: Sequence[Awaited], began: int, timeout: float | None) -> None:
         bell, words = self.board.bell(self.index), self.board.words

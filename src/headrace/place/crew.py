@@ -43,6 +43,7 @@ class BaseCrew(ABC):
         self._names: set[str] = set()
         self._forgiven: set[tuple[int, int]] = set()
         self._last: dict[str, Activity] = {}
+        self._lived: dict[int, tuple[float, float, float]] = {}  # what a role's earlier lives came to
         self._state = "new"
 
     # -- what a placement gives
@@ -88,8 +89,9 @@ class BaseCrew(ABC):
         self._state = "open"
         self.board = Board.create(self.memory)
         identity = Identity("driver", 0, 1, 0, "cpu", b.DRIVER, self.seed)
-        self.board.begin(b.DRIVER, str(identity), 0)
+        self.board.begin(b.DRIVER, str(identity), 0, 0)
         self.board.set(b.DRIVER, b.STATE, b.RUNNING)
+        self._asked = self.board.get(b.DRIVER, b.BEGAN)  # when the timeline was asked for last
         self.driver = self._context(identity)
         self.driver.overseer = self
         headrace.channel.enter(self.id, self.driver)
@@ -230,7 +232,7 @@ class BaseCrew(ABC):
         posts = []
         for rank in range(copies):
             post = Post(len(self.posts) + 1, name, rank, copies, devices[rank], threads, payload)
-            self.board.begin(post.index, str(post), 0)
+            self.board.begin(post.index, str(post), rank, 0)
             for handle in handles:
                 handle.note_holder(post.index)
             self.posts.append(post)
@@ -248,8 +250,9 @@ class BaseCrew(ABC):
             )
         self._end_life(post)
         self._forgiven.add((post.index, post.incarnation))
+        self._lived[post.index] = self._life_so_far(post.index)
         post.incarnation += 1
-        self.board.begin(post.index, str(post), post.incarnation)
+        self.board.begin(post.index, str(post), post.rank, post.incarnation)
         if not self._unforgiven() and self.board.words[b.ALARM] == b.FAILURE:
             self.board.words[b.ALARM] = b.CALM
         self._launch([post])
@@ -282,26 +285,27 @@ class BaseCrew(ABC):
                 continue
             items, nbytes = moved.get(writer, (0, 0))
             moved[writer] = (items + total.items, nbytes + total.bytes)
-        totals += [self._role_activity(index, now, *moved.get(index, (0, 0))) for index in range(len(self.posts) + 1)]
-        since = {
-            key: self._last.get(key, Activity(a.name, a.kind, 0, 0, 0.0, 0.0, 0.0)) for a in totals for key in [a.name]
-        }
+        for index in self.board.roles:
+            totals.append(
+                Activity(self.board.name(index), "role", *moved.get(index, (0, 0)), *self._life_so_far(index))
+            )
+        nothing = {a.name: Activity(a.name, a.kind, 0, 0, 0.0, 0.0, 0.0) for a in totals}
+        activities = tuple(_difference(total, {**nothing, **self._last}[total.name]) for total in totals)
         self._last = {total.name: total for total in totals}
-        began = getattr(self, "_asked", self.board.get(b.DRIVER, b.BEGAN))
-        self._asked = now
-        return Interval((now - began) / 1e9, tuple(_difference(total, since[total.name]) for total in totals))
+        since, self._asked = self._asked, now
+        return Interval((now - since) / 1e9, activities)
 
-    def _role_activity(self, index: int, now: int, items: int, nbytes: int) -> Activity:
+    def _life_so_far(self, index: int) -> tuple[float, float, float]:
+        """Seconds in which a role was busy, starved and blocked, in all its lives."""
         board = self.board
-        until = board.get(index, b.ENDED_AT) or now
+        until = board.get(index, b.ENDED_AT) or time.monotonic_ns()
         waits = {word: board.get(index, word) for word in (b.STARVED, b.BLOCKED)}
         waiting = board.get(index, b.WAITING)
         if waiting:
             waits[waiting] += max(0, until - board.get(index, b.SINCE))
-        busy = until - board.get(index, b.BEGAN) - sum(waits.values())
-        return Activity(
-            board.name(index), "role", items, nbytes, max(0, busy) / 1e9, waits[b.STARVED] / 1e9, waits[b.BLOCKED] / 1e9
-        )
+        busy = max(0, until - board.get(index, b.BEGAN) - sum(waits.values()))
+        before = self._lived.get(index, (0.0, 0.0, 0.0))
+        return before[0] + busy / 1e9, before[1] + waits[b.STARVED] / 1e9, before[2] + waits[b.BLOCKED] / 1e9
 
     # -- failures
 

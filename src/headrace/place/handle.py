@@ -114,11 +114,13 @@ class Handle:
         """Why nobody will ever use that end again, or the empty string."""
         board, owner = self.context.board, self.words[owner_word]
         if owner:
-            if board.get(owner - 1, b.STATE) != b.ENDED:
-                return ""
-            return f"{board.name(owner - 1)} has finished"
-        for index in range(b.MAX_ROLES + 1):
-            held = index == b.DRIVER or self.memory[HOLDERS + index // 8] >> index % 8 & 1
-            if held and index != self.context.index and board.get(index, b.STATE) != b.ENDED:
+            return f"{board.name(owner - 1)} has finished" if board.get(owner - 1, b.STATE) == b.ENDED else ""
+        # Not used yet: by the driver, which holds everything, or by a role that it was shipped to, it may still be.
+        for index in (b.DRIVER, *self.holders()):
+            if index != self.context.index and board.get(index, b.STATE) != b.ENDED:
                 return ""
         return f"no other role that could {verb} it is running"
+
+    def holders(self) -> list[int]:
+        """The indices of the roles that this handle was shipped to."""
+        return [index for index in self.context.board.roles if self.memory[HOLDERS + index // 8] >> index % 8 & 1]

@@ -109,9 +109,7 @@ class Orders(NamedTuple):
 def nursery(descriptor: int, driver: int) -> NoReturn:
     """Fork a keeper for every crew that the driver asks for, until the driver is gone."""
     channel = socket.socket(fileno=descriptor)
-    watch = os.pidfd_open(driver)
-    if os.getppid() != driver:
-        os._exit(0)
+    watch = _watch(driver)
     wakeup = _settle()
     gc.collect()
     gc.freeze()  # what is loaded here stays shared with every fork
@@ -158,7 +156,7 @@ def _keep(driver: int, memory: int, orders: int, output: int, errors: int) -> No
     os.dup2(output, 1)
     os.dup2(errors, 2)
     _close_all_but(memory, orders)
-    watch = os.pidfd_open(driver)
+    watch = _watch(driver)
     wakeup = _settle()
     channel = socket.socket(fileno=orders)
     board = Board(SharedMemory(memory), 0)
@@ -296,6 +294,14 @@ def _report(memory: SharedMemory, board: Board, index: int, error: BaseException
     board.set(index, b.FAILED_AT, time.monotonic_ns())
     board.set(index, b.STATE, b.FAILED)
     board.raise_alarm(b.FAILURE)
+
+
+def _watch(driver: int) -> int:
+    """A descriptor that can be read once the driver is gone."""
+    try:
+        return os.pidfd_open(driver)
+    except ProcessLookupError:
+        os._exit(0)
 
 
 def _settle() -> int:

@@ -33,7 +33,9 @@ _plain = operator.attrgetter("dtype", "shape", "requires_grad")
 
 
 class Slot(Protocol):
-    """One slot of a channel, in this process's memory."""
+    """One slot of a channel, in this process's memory. nbytes: of what lies in it."""
+
+    nbytes: int
 
     def write(self, item: Any) -> None:
         """Copy an item in. Raises ShapeError when it is not shaped as the layout says."""
@@ -53,6 +55,7 @@ class Layout(Protocol):
 
     nbytes: int
     timed: bool  # whether copying takes so long that reading the clock does not show
+    varies: bool  # whether items differ in size
 
     def bind(self, memory: memoryview) -> Slot:
         """The slot in this memory."""
@@ -95,7 +98,7 @@ def layout_of(like: Any) -> Layout:
 class TreeLayout:
     """Structs and trees of tensors and numbers: fields on 64-byte lines, in the order of the tree."""
 
-    timed = True
+    timed, varies = True, False
 
     def __init__(self, like: Any) -> None:
         accessors, leaves, self.spec = optree.tree_flatten_with_accessor(like, namespace=NAMESPACE)
@@ -160,7 +163,7 @@ class TreeLayout:
 
 class _TreeSlot:
     def __init__(self, layout: TreeLayout, memory: memoryview) -> None:
-        self._layout, self._memory = layout, memory
+        self._layout, self._memory, self.nbytes = layout, memory, layout.nbytes
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if layout.nbytes else 0
         # A number has its letter where a tensor has None; a tensor its view where a number has None.
         self._targets = [
@@ -226,7 +229,7 @@ class _TreeSlot:
 class NumbersLayout:
     """A small tuple of bool, int and float: packed side by side, read as values."""
 
-    timed = False
+    timed = varies = False
 
     def __init__(self, kinds: tuple[str, ...]) -> None:
         self.kinds = kinds
@@ -248,7 +251,7 @@ class NumbersLayout:
 
 class _NumbersSlot:
     def __init__(self, layout: NumbersLayout, memory: memoryview) -> None:
-        self._layout, self._memory = layout, memory
+        self._layout, self.nbytes = layout, layout.nbytes
         self._pack = partial(layout.packer.pack_into, memory, 0)
         self._unpack = partial(layout.packer.unpack_from, memory)
 
@@ -274,7 +277,7 @@ class _NumbersSlot:
 class PickleLayout:
     """A small value of any kind that pickles: its length, then its bytes."""
 
-    timed = False
+    timed, varies = False, True
     nbytes = CONTROL_BYTES
 
     def bind(self, memory: memoryview) -> Slot:
@@ -284,6 +287,7 @@ class PickleLayout:
 class _PickleSlot:
     def __init__(self, memory: memoryview) -> None:
         self._memory, self._length = memory[8:], memory[:8].cast("q")
+        self.nbytes = 0
 
     def write(self, item: Any) -> None:
         try:
@@ -298,7 +302,7 @@ class _PickleSlot:
                 f"{len(data):,}. Make the channel with like=… for data of a known shape."
             )
         self._memory[: len(data)] = data
-        self._length[0] = len(data)
+        self._length[0] = self.nbytes = len(data)
 
     def read(self) -> Any:
         return pickle.loads(self._memory[: self._length[0]])

@@ -41,10 +41,13 @@ class _ToMeet:
         self._group.words[_line(self._group.rank) + STARVED] += nanoseconds
 
     def orphaned(self) -> str:
+        group, board = self._group, self._group.context.board
         for rank in self.missing():
-            reason = self._group.orphaned(_line(rank) + OWNER, "join")
-            if reason:
-                return f"rank {rank} never will: {reason}"
+            owner = group.words[_line(rank) + OWNER]
+            known = [owner - 1] if owner else [index for index in group.holders() if board.get(index, b.RANK) == rank]
+            # A rank that nobody holds yet may still be started.
+            if known and all(board.get(index, b.STATE) == b.ENDED for index in known):
+                return f"rank {rank} never will: {board.name(known[0])} has finished"
         return ""
 
     def describe(self) -> str:
@@ -87,6 +90,7 @@ class SharedGroup(Handle):
         weights = [self._weights[_line(rank) + WEIGHT] for rank in range(self.size)]
         total = sum(weights)
         if total == 0:
+            self._meet()  # nobody may store another weight before all have seen these
             raise ConfigError(f"{self.name!r}: every rank gave weight 0; there is nothing to take the mean of.")
         began = _now()
         share = slice(self.length * self.rank // self.size, self.length * (self.rank + 1) // self.size)

@@ -16,7 +16,7 @@ from headrace.channel import Activity, End, Role, Taken, wait
 from headrace.errors import Closed, ConfigError
 from headrace.place import board as b
 from headrace.place.handle import HEADER_BYTES, Handle
-from headrace.place.layout import Layout, PickleLayout, Slot, TreeLayout
+from headrace.place.layout import Layout, Slot, TreeLayout
 from headrace.place.memory import aligned
 
 __all__ = ["RingChannel", "RingLanes"]
@@ -123,6 +123,8 @@ class RingChannel(Handle, Generic[T]):
             self.words[BUSY] += _now() - began
         else:
             slot.write(item)
+        if self._varies:
+            self.words[BYTES] += slot.nbytes
         self._hand_over()
 
     def reserve(self, timeout: float | None = None) -> T:
@@ -154,6 +156,8 @@ class RingChannel(Handle, Generic[T]):
             self._wait_for_room(timeout)
         if self._reserved:
             raise ConfigError(f"{self.name!r} has a reserved slot; commit() it before the next put or reserve.")
+        if words[WRITER_LIFE] != self._life:
+            raise self.taken_over(words[WRITER_LIFE])
         at = head % self._count
         words[self._stamps[at]] = -1 - self._life
         slot: Slot = self._slots[at]
@@ -161,11 +165,11 @@ class RingChannel(Handle, Generic[T]):
 
     def _hand_over(self) -> None:
         words, head = self.words, self._head
+        if words[WRITER_LIFE] != self._life:
+            raise self.taken_over(words[WRITER_LIFE])
         words[self._stamps[head % self._count]] = head << 16 | self._life
         if self._fence is not None:
             self._fence()
-        if words[WRITER_LIFE] != self._life:
-            raise self.taken_over(words[WRITER_LIFE])
         self._head = words[HEAD] = head + 1
         ring = self._ring_reader or self._find_reader()
         if ring is not None:
@@ -285,7 +289,7 @@ class RingChannel(Handle, Generic[T]):
     def statistics(self) -> Activity:
         words = self.words
         items = words[HEAD] - words[START]
-        nbytes = words[BYTES] if isinstance(self.layout, PickleLayout) else items * self.layout.nbytes
+        nbytes = words[BYTES] if self.layout.varies else items * self.layout.nbytes
         return Activity(
             self.name, "channel", items, nbytes, words[BUSY] / 1e9, words[STARVED] / 1e9, words[BLOCKED] / 1e9
         )
@@ -300,7 +304,7 @@ class RingChannel(Handle, Generic[T]):
         context, stride = self.context, _stride(self.layout)
         starts = [HEADER_BYTES + at * stride for at in range(self.capacity + 1)]
         self._stamps = [start // 8 + STAMP for start in starts]
-        self._count, self._timed = len(starts), self.layout.timed
+        self._count, self._timed, self._varies = len(starts), self.layout.timed, self.layout.varies
         self._slots = [
             self.layout.bind(self.memory[start + SLOT_HEADER : start + SLOT_HEADER + self.layout.nbytes])
             for start in starts
