@@ -6,6 +6,7 @@ import ctypes
 import pickle
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import optree
@@ -42,48 +43,51 @@ class WeightsLayout:
     """Where each tensor of a network lies in a bank."""
 
     def __init__(self, source: Any) -> None:
-        self.shapes: list[tuple[str, torch.dtype, torch.Size, int, int]] = []
-        offset = 0
-        for name, tensor in named_tensors(source):
-            nbytes = tensor.numel() * tensor.element_size()
-            self.shapes.append((name, tensor.dtype, tensor.shape, offset, nbytes))
-            offset += aligned(nbytes)
-        if not self.shapes:
+        self.names, tensors = find_tensors(source)
+        if not tensors:
             raise ConfigError(f"a weights store was asked for a {type(source).__name__} that holds no tensor.")
-        self.nbytes = offset
+        self.kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        self.sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+        ends = list(accumulate(map(aligned, self.sizes)))
+        self.offsets, self.nbytes = [0, *ends[:-1]], ends[-1]
 
     def tensors(self, source: Any) -> list[Tensor]:
         """The tensors of a network. Raises ShapeError for the first that is not as the layout says."""
-        named = named_tensors(source)
-        if [name for name, _ in named] != [shape[0] for shape in self.shapes]:
-            raise ShapeError(
-                f"expected {len(self.shapes)} tensors {[shape[0] for shape in self.shapes]}, given {len(named)}: "
-                f"{[name for name, _ in named]}."
-            )
-        return self.checked([tensor for _, tensor in named])
+        names, tensors = find_tensors(source)
+        if names != self.names:
+            raise ShapeError(f"expected {len(self.names)} tensors {self.names}, given {len(names)}: {names}.")
+        return self.checked(tensors)
 
     def checked(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """These tensors, in the layout's order. Raises ShapeError for the first that is not as the layout says."""
-        if len(tensors) != len(self.shapes):
-            raise ShapeError(f"expected {len(self.shapes)} tensors, given {len(tensors)}.")
-        for (name, dtype, shape, _, _), tensor in zip(self.shapes, tensors, strict=True):
+        if len(tensors) != len(self.kinds):
+            raise ShapeError(f"expected {len(self.kinds)} tensors, given {len(tensors)}.")
+        for name, (dtype, shape), tensor in zip(self.names, self.kinds, tensors, strict=True):
             if tensor.dtype is not dtype or tensor.shape != shape:
                 raise ShapeError(f"{name}: expected {dtype} {list(shape)}, given {tensor.dtype} {list(tensor.shape)}.")
         return list(tensors)
 
 
-def named_tensors(source: Any) -> list[tuple[str, Tensor]]:
-    """Every tensor of a module (parameters, then buffers) or of a Struct or tree, with its name, found anew each time.
+def find_tensors(source: Any) -> tuple[list[str], list[Tensor]]:
+    """What every tensor of a module (each once) or of a Struct or tree is called there, and the tensors.
 
-    Kept lists would go stale: `module.to(…)` and assignments replace tensors.
+    They are looked for anew each time: a list that was kept goes stale where `module.to(…)` or an assignment replaces
+    tensors. Modules are walked by hand, in a third of the time that `named_parameters` takes.
     """
     if isinstance(source, nn.Module):
-        return [*source.named_parameters(), *source.named_buffers()]
+        found: dict[int, tuple[str, Tensor]] = {}
+        modules = [source]
+        for module in modules:  # which grows meanwhile
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    found.setdefault(id(tensor), (name, tensor))
+            modules += [child for child in module._modules.values() if child is not None and child not in modules]
+        return [name for name, _ in found.values()], [tensor for _, tensor in found.values()]
     paths, leaves, _ = optree.tree_flatten_with_path(source, namespace=NAMESPACE)
     for path, leaf in zip(paths, leaves, strict=True):
         if not isinstance(leaf, Tensor):
             raise ConfigError(f"weights hold tensors; {path} is a {type(leaf).__name__}. Pass numbers in the note.")
-    return [(str(path), leaf) for path, leaf in zip(paths, leaves, strict=True)]
+    return list(map(str, paths)), leaves
 
 
 class _ToPull:
@@ -193,7 +197,7 @@ class BankedWeights(Handle):
         past = []
         for bank in range(self.banks):
             version = self.words[self._bank(bank) // 8 + AFTER]
-            tensors = [torch.empty(shape, dtype=dtype) for _, dtype, shape, _, _ in self.layout.shapes]
+            tensors = [torch.empty(shape, dtype=dtype) for dtype, shape in self.layout.kinds]
             if version != EMPTY and (note := self._load(tensors, version)) is not None:
                 past.append((note, tensors))
         return sorted(past, key=lambda entry: entry[0].version)
@@ -265,15 +269,16 @@ class BankedWeights(Handle):
         return None
 
     def _copy(self, tensors: Sequence[Tensor], start: int, inward: bool) -> None:
+        layout = self.layout
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory)) + start
-        for tensor, (_, dtype, shape, offset, nbytes) in zip(tensors, self.layout.shapes, strict=True):
+        for tensor, offset, nbytes in zip(tensors, layout.offsets, layout.sizes, strict=True):
             if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_complex() or tensor.is_neg()):
                 here, there = base + offset, tensor.data_ptr()
                 ctypes.memmove(here if inward else there, there if inward else here, nbytes)
             elif nbytes:
-                count = shape.numel()
-                held = torch.frombuffer(self.memory, dtype=dtype, count=count, offset=start + offset).view(shape)
-                (held if inward else tensor.detach()).copy_(tensor.detach() if inward else held)
+                held = torch.frombuffer(self.memory, dtype=tensor.dtype, count=tensor.numel(), offset=start + offset)
+                ours, theirs = held.view(tensor.shape), tensor.detach()
+                (ours if inward else theirs).copy_(theirs if inward else ours)
 
 
 def weights_bytes(banks: int, layout: WeightsLayout) -> int:

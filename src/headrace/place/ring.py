@@ -24,10 +24,12 @@ __all__ = ["RingChannel", "RingLanes"]
 T = TypeVar("T")
 _now = time.monotonic_ns
 
-# Words of a channel's header. What the writer stores, what the reader stores and what is rarely stored lie apart.
-HEAD, WRITER, WRITER_LIFE, BUSY, BYTES, BLOCKED, RECLAIMED = range(7)
-TAKEN, READER, READER_LIFE, STARVED, CONTROL = range(16, 21)
+# Words of a channel's header, on cache lines by who stores them and who looks: a role that waits looks at one counter
+# again and again, and must not take away the line on which the other one keeps its own words.
+HEAD, TAKEN = 0, 16
 CLOSED, START = range(32, 34)
+WRITER, WRITER_LIFE, BUSY, BYTES, BLOCKED, RECLAIMED = range(48, 54)
+READER, READER_LIFE, STARVED, CONTROL = range(56, 60)
 
 # Words of a slot's header. STAMP: sequence << 16 | incarnation of what lies there; -1 - incarnation while it is filled.
 LANE, STAMP = range(2)
