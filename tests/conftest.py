@@ -94,8 +94,8 @@ def _descendants() -> set[psutil.Process]:
     """All processes below this one, from the kernel's lists: a scan of all takes 17 ms, too long for each test."""
     found, parents = set(), [os.getpid()]
     while parents:
-        for children in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
-            with suppress(OSError):
+        with suppress(OSError):  # it has ended meanwhile
+            for children in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
                 for pid in map(int, children.read_text().split()):
                     parents.append(pid)
                     with suppress(psutil.Error):

@@ -17,6 +17,7 @@ from headrace.channel import Activity, Note
 from headrace.errors import Closed, ConfigError, ShapeError, Stalled
 from headrace.place import board as b
 from headrace.place.handle import HEADER_BYTES, Handle
+from headrace.place.layout import kind_of, lie_plain
 from headrace.place.memory import aligned
 from headrace.struct import NAMESPACE
 
@@ -46,7 +47,7 @@ class WeightsLayout:
         self.names, tensors = find_tensors(source)
         if not tensors:
             raise ConfigError(f"a weights store was asked for a {type(source).__name__} that holds no tensor.")
-        self.kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        self.kinds = list(map(kind_of, tensors))
         self.sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
         ends = list(accumulate(map(aligned, self.sizes)))
         self.offsets, self.nbytes = [0, *ends[:-1]], ends[-1]
@@ -60,11 +61,14 @@ class WeightsLayout:
 
     def checked(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """These tensors, in the layout's order. Raises ShapeError for the first that is not as the layout says."""
-        if len(tensors) != len(self.kinds):
-            raise ShapeError(f"expected {len(self.kinds)} tensors, given {len(tensors)}.")
-        for name, (dtype, shape), tensor in zip(self.names, self.kinds, tensors, strict=True):
-            if tensor.dtype is not dtype or tensor.shape != shape:
-                raise ShapeError(f"{name}: expected {dtype} {list(shape)}, given {tensor.dtype} {list(tensor.shape)}.")
+        given = list(map(kind_of, tensors))
+        if len(given) != len(self.kinds):
+            raise ShapeError(f"expected {len(self.kinds)} tensors, given {len(given)}.")
+        for name, expected, found in zip(self.names, self.kinds, given, strict=True):
+            if expected != found:
+                raise ShapeError(
+                    f"{name}: expected {expected[0]} {list(expected[1])}, given {found[0]} {list(found[1])}."
+                )
         return list(tensors)
 
 
@@ -76,12 +80,13 @@ def find_tensors(source: Any) -> tuple[list[str], list[Tensor]]:
     """
     if isinstance(source, nn.Module):
         found: dict[int, tuple[str, Tensor]] = {}
-        modules = [source]
-        for module in modules:  # which grows meanwhile
+        modules = {id(source): source}
+        while modules:
+            _, module = modules.popitem()
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
                 if tensor is not None:
                     found.setdefault(id(tensor), (name, tensor))
-            modules += [child for child in module._modules.values() if child is not None and child not in modules]
+            modules.update((id(child), child) for child in module._modules.values() if child is not None)
         return [name for name, _ in found.values()], [tensor for _, tensor in found.values()]
     paths, leaves, _ = optree.tree_flatten_with_path(source, namespace=NAMESPACE)
     for path, leaf in zip(paths, leaves, strict=True):
@@ -151,8 +156,8 @@ class BankedWeights(Handle):
             raise ConfigError(f"version {version} was published into {self.name!r} after version {words[LATEST]}.")
         began = _now()
         self._store(self.layout.tensors(source), Note(version, note))
+        self._ring_readers()  # before anything else: they wait for it
         words[BUSY] += _now() - began
-        self._ring_readers()
 
     def pull(
         self, target: Any, version: int | None = None, at_least: int | None = None, timeout: float | None = None
@@ -160,6 +165,7 @@ class BankedWeights(Handle):
         context, words = self.context, self.words
         if version is not None and at_least is not None:
             raise ConfigError("pull takes version= (exactly that) or at_least= (the newest from there on), not both.")
+        tensors = self.layout.tensors(target)  # while there may still be time: what follows the wait is waited for
         words[_reader(context.index) + READS] = 1
         if context.board.words[b.ALARM]:
             context.heed_alarm()
@@ -170,7 +176,6 @@ class BankedWeights(Handle):
         context.heard()
         if not words[COUNT] or words[LATEST] < wanted:
             raise Closed(f"{self.name!r} is closed; version {wanted} will not come (newest: {self.latest})")
-        tensors = self.layout.tensors(target)
         began = _now()
         while (note := self._load(tensors, words[LATEST] if version is None else version)) is None:
             # Overwritten while it was copied. The newest is there by now; an exact version is gone.
@@ -271,11 +276,12 @@ class BankedWeights(Handle):
     def _copy(self, tensors: Sequence[Tensor], start: int, inward: bool) -> None:
         layout = self.layout
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory)) + start
+        if lie_plain(tensors):
+            here, there = [base + offset for offset in layout.offsets], list(map(Tensor.data_ptr, tensors))
+            list(map(ctypes.memmove, here if inward else there, there if inward else here, layout.sizes))
+            return
         for tensor, offset, nbytes in zip(tensors, layout.offsets, layout.sizes, strict=True):
-            if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_complex() or tensor.is_neg()):
-                here, there = base + offset, tensor.data_ptr()
-                ctypes.memmove(here if inward else there, there if inward else here, nbytes)
-            elif nbytes:
+            if nbytes:
                 held = torch.frombuffer(self.memory, dtype=tensor.dtype, count=tensor.numel(), offset=start + offset)
                 ours, theirs = held.view(tensor.shape), tensor.detach()
                 (ours if inward else theirs).copy_(theirs if inward else ours)

@@ -21,15 +21,25 @@ from headrace.errors import ConfigError, ShapeError
 from headrace.place.memory import aligned
 from headrace.struct import NAMESPACE, Struct
 
-__all__ = ["Field", "Layout", "NumbersLayout", "PickleLayout", "Slot", "TreeLayout", "layout_of"]
+__all__ = [
+    "Field",
+    "Layout",
+    "NumbersLayout",
+    "PickleLayout",
+    "Slot",
+    "TreeLayout",
+    "kind_of",
+    "layout_of",
+    "lie_plain",
+]
 
 CONTROL_BYTES = 4096  # what a slot holds of a channel without `like`
 POISON = 0xFF  # NaN in every float, -1 in every signed integer
 _NUMBERS: dict[type, str] = {bool: "?", int: "q", float: "d"}
 _BOOLS = (bool, np.bool_)
 SMALL = 2**20  # bytes
-_memmove = ctypes.memmove
-_plain = operator.attrgetter("dtype", "shape", "requires_grad")
+kind_of = operator.attrgetter("dtype", "shape")
+_requires_grad, _is_cpu = operator.attrgetter("requires_grad"), operator.attrgetter("is_cpu")
 
 
 class Slot(Protocol):
@@ -62,24 +72,22 @@ class Layout(Protocol):
 
 
 class Field(NamedTuple):
-    """One tensor or number of an item. kind: None for a tensor, else its letter in the struct module."""
+    """One tensor or number of an item. kind: of a number, its letter in the struct module; empty for a tensor."""
 
     path: str
-    dtype: torch.dtype | None
+    dtype: torch.dtype  # of a number, anything
     shape: torch.Size
     offset: int
     nbytes: int
-    kind: str | None
+    kind: str
 
     @classmethod
     def of_tensor(cls, path: str, tensor: Tensor, offset: int) -> Field:
         """Where a tensor shaped like this one lies."""
-        return cls(path, tensor.dtype, tensor.shape, offset, tensor.numel() * tensor.element_size(), None)
+        return cls(path, tensor.dtype, tensor.shape, offset, tensor.numel() * tensor.element_size(), "")
 
-    def view(self, memory: memoryview) -> Tensor | None:
-        """The tensor that lies here; None for a number."""
-        if self.dtype is None:
-            return None
+    def view(self, memory: memoryview) -> Tensor:
+        """The tensor that lies here."""
         if self.nbytes == 0:
             return torch.empty(self.shape, dtype=self.dtype)
         count = self.shape.numel()
@@ -93,6 +101,16 @@ def layout_of(like: Any) -> Layout:
     if type(like) is tuple and like and all(type(leaf) in _NUMBERS for leaf in like):
         return NumbersLayout(tuple(_NUMBERS[type(leaf)] for leaf in like))
     return TreeLayout(like)
+
+
+def lie_plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether the memory of each tensor is its value: on the host, contiguous, without a lazy sign or conjugation."""
+    return (
+        all(map(_is_cpu, tensors))
+        and all(map(Tensor.is_contiguous, tensors))
+        and not any(map(Tensor.is_neg, tensors))
+        and not any(map(Tensor.is_conj, tensors))
+    )
 
 
 class TreeLayout:
@@ -111,7 +129,7 @@ class TreeLayout:
                     raise ConfigError(f"like: {name} is a {leaf.layout} tensor; slots hold dense ones.")
                 fields.append(Field.of_tensor(name, leaf, offset))
             elif type(leaf) in _NUMBERS:
-                fields.append(Field(name, None, torch.Size(), offset, 8, _NUMBERS[type(leaf)]))
+                fields.append(Field(name, torch.uint8, torch.Size(), offset, 8, _NUMBERS[type(leaf)]))
             else:
                 raise ConfigError(
                     f"like: {name} is a {type(leaf).__name__}; a slot holds tensors, bool, int and float. Give a "
@@ -121,6 +139,11 @@ class TreeLayout:
         if not fields:
             raise ConfigError(f"like={like!r} holds no tensor and no number; leave it out for small pickled values.")
         self.fields = tuple(fields)
+        self.numbers = tuple((position, field) for position, field in enumerate(fields) if field.kind)
+        self.positions = tuple(position for position, field in enumerate(fields) if not field.kind)
+        self.tensors = tuple(fields[position] for position in self.positions)
+        self.kinds = [(field.dtype, field.shape) for field in self.tensors]
+        self.sizes = [field.nbytes for field in self.tensors]
         self.nbytes = offset
         self.skeleton = optree.tree_unflatten(self.spec, range(len(fields)))
         # A Struct of plain tensors is by far the commonest item: its leaves are its attributes.
@@ -154,9 +177,9 @@ class TreeLayout:
             given = (
                 _describe(leaf.dtype, leaf.shape) if isinstance(leaf, Tensor) else f"{leaf!r} ({type(leaf).__name__})"
             )
-            if field.dtype is not None and given != _describe(field.dtype, field.shape):
+            if not field.kind and given != _describe(field.dtype, field.shape):
                 raise ShapeError(f"{field.path}: expected {_describe(field.dtype, field.shape)}, given {given}.")
-            if field.kind is not None and not _fits(field.kind, leaf):
+            if field.kind and not _fits(field.kind, leaf):
                 raise ShapeError(f"{field.path}: expected {_NAMES[field.kind]}, given {given}.")
         raise ShapeError(f"expected {len(self.fields)} leaves like {self.skeleton!r}, given {len(leaves)}.")
 
@@ -165,37 +188,33 @@ class _TreeSlot:
     def __init__(self, layout: TreeLayout, memory: memoryview) -> None:
         self._layout, self._memory, self.nbytes = layout, memory, layout.nbytes
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if layout.nbytes else 0
-        # A number has its letter where a tensor has None; a tensor its view where a number has None.
-        self._targets = [
-            (field.kind, field.dtype, field.shape, base + field.offset, field.nbytes, field.view(memory), field.offset)
-            for field in layout.fields
-        ]
-        self._views = [target[5] for target in self._targets]
+        self._views = [field.view(memory) for field in layout.tensors]
+        self._addresses = [base + field.offset for field in layout.tensors]
         self._item = optree.tree_unflatten(layout.spec, self._views) if layout.attributes else None
-        self._plain = [(field.dtype, field.shape, False) for field in layout.fields]
 
     def write(self, item: Any) -> None:
         layout = self._layout
         attributes = layout.attributes if type(item) is layout.type else None
         leaves = layout.leaves(item) if attributes is None else attributes(item)
         try:
-            # Many small copies in one call; large ones are faster one by one, as memmove.
-            if layout.nbytes <= SMALL and attributes is not None and list(map(_plain, leaves)) == self._plain:
-                torch._foreach_copy_(self._views, leaves)  # type: ignore[arg-type]
-                return
-            for leaf, (kind, dtype, shape, address, nbytes, view, offset) in zip(leaves, self._targets, strict=True):
-                if kind is not None:
-                    if kind == "?" and not _fits(kind, leaf):
-                        layout.complain(leaves)
-                    struct.pack_into(kind, self._memory, offset, leaf)
-                elif leaf.dtype is not dtype or leaf.shape != shape:
+            for position, field in layout.numbers:
+                if field.kind == "?" and not isinstance(leaves[position], _BOOLS):  # struct takes anything for a bool
                     layout.complain(leaves)
-                elif leaf.is_cpu and leaf.is_contiguous() and not (dtype.is_complex or leaf.is_neg()):
-                    _memmove(address, leaf.data_ptr(), nbytes)
-                elif view is not None:
-                    view.copy_(leaf.detach())
+                struct.pack_into(field.kind, self._memory, field.offset, leaves[position])
+            tensors = [leaves[position] for position in layout.positions] if layout.numbers else leaves
+            if list(map(kind_of, tensors)) != layout.kinds:
+                layout.complain(leaves)
         except (AttributeError, struct.error, TypeError):
             layout.complain(leaves)
+        # In loops that run in C. Many small copies are fastest in one call, large ones as plain memory.
+        if layout.nbytes <= SMALL and not any(map(_requires_grad, tensors)):
+            if tensors:
+                torch._foreach_copy_(self._views, tensors)  # type: ignore[arg-type]
+        elif lie_plain(tensors):
+            list(map(ctypes.memmove, self._addresses, map(Tensor.data_ptr, tensors), layout.sizes))
+        else:
+            for view, tensor in zip(self._views, tensors, strict=True):
+                view.copy_(tensor.detach())
 
     def read(self) -> Any:
         if self._item is not None:
@@ -209,20 +228,17 @@ class _TreeSlot:
         return self._unflatten(
             [
                 flat[field.offset : field.offset + field.nbytes].view(field.dtype).view(field.shape)
-                if field.dtype is not None
-                else None
-                for field in self._layout.fields
+                for field in self._layout.tensors
             ]
         )
 
     def poison(self) -> None:
         self._memory[:] = bytes([POISON]) * len(self._memory)
 
-    def _unflatten(self, tensors: Sequence[Tensor | None]) -> Any:
-        leaves = [
-            tensor if kind is None else struct.unpack_from(kind, self._memory, offset)[0]
-            for tensor, (kind, *_, offset) in zip(tensors, self._targets, strict=True)
-        ]
+    def _unflatten(self, tensors: Sequence[Tensor]) -> Any:
+        leaves: list[Any] = list(tensors)
+        for position, field in self._layout.numbers:  # in ascending order: each goes where it stood
+            leaves.insert(position, struct.unpack_from(field.kind, self._memory, field.offset)[0])
         return optree.tree_unflatten(self._layout.spec, leaves)
 
 
