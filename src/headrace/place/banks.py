@@ -173,6 +173,7 @@ class BankedWeights(Handle):
         end = _ToPull(self, wanted)
         if not end.ready():
             context.until((end,), timeout)
+        context.heard()
         if not words[COUNT] or words[LATEST] < wanted:
             raise Closed(f"{self.name!r} is closed; version {wanted} will not come (newest: {self.latest})")
         began = _now()
@@ -229,8 +230,10 @@ class BankedWeights(Handle):
         self.words[_reader(self.context.index) + word] += amount
 
     def _ring_readers(self) -> None:
-        words = self.words
-        self.context.wake(index for index in self.context.board.roles if words[_reader(index) + READS])
+        board = self.context.board
+        for index in board.roles:
+            if self.words[_reader(index) + READS]:
+                board.bell(index).ring()
 
     def _bank(self, bank: int) -> int:
         return BANKS + bank * (BANK_HEADER + self.layout.nbytes)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from numpy.random import SeedSequence
@@ -75,7 +74,7 @@ class Context:
         self.name, self.rank, self.of = identity.name, identity.rank, identity.of
         self.incarnation, self.device, self.index = identity.incarnation, identity.device, identity.index
         self.crew, self.board, self.memory = crew, board, memory
-        self.barrier = threading.Lock()  # to take it and let it go: what was stored before is seen before what follows
+        self.heard = board.bell(self.index).heard
         # x86 keeps stores in order; elsewhere a semaphore operation stands between data and what shows them.
         self.fence = None if platform.machine() in ("x86_64", "AMD64") else board.bell(self.index).fence
         self.closers: list[Callable[[], None]] = []  # of the ends that this role owns
@@ -111,24 +110,13 @@ class Context:
     def heartbeat(self, text: str) -> None:
         self.board.say(self.index, text)
 
-    def wake(self, indices: Iterable[int]) -> None:
-        """Ring for those of these roles that are blocked. What they wait for has been stored before.
-
-        A blocking role says so, then looks once more, with a barrier between; so one of the two sees the other. A ring
-        for everybody would move two cache lines between the cores for every item, for nobody.
-        """
-        with self.barrier:
-            pass
-        for index in indices:
-            if self.board.get(index, b.WAITING):
-                self.board.bell(index).ring()
-
     def wait(self, *ends: End, timeout: float | None = None) -> list[End]:
         awaited: tuple[Awaited, ...] = ends  # type: ignore[assignment]
         if self.board.words[b.ALARM]:
             self.heed_alarm()
         if not any(end.ready() for end in awaited):
             self.until(awaited, timeout)
+        self.heard()
         return [end for end in ends if end.ready()]
 
     def until(self, ends: Sequence[Awaited], timeout: float | None) -> None:
@@ -151,8 +139,6 @@ class Context:
         bell, words = self.board.bell(self.index), self.board.words
         words[self._page + b.SINCE] = began
         words[self._page + b.WAITING] = ends[0].word
-        with self.barrier:  # see `wake`
-            pass
         try:
             while True:
                 while bell.heard():  # before the look: a ring that comes after it ends the wait below

@@ -162,10 +162,13 @@ class SharedGroup(Handle):
         end = _ToMeet(self, self._steps)
         if not end.ready():
             context.until((end,), None)
+        context.heard()
 
     def _ring(self) -> None:
-        owners = [self.words[_line(rank) + OWNER] for rank in range(self.size)]
-        self.context.wake(owner - 1 for owner in owners if owner)
+        for rank in range(self.size):
+            owner = self.words[_line(rank) + OWNER]
+            if owner and rank != self.rank:
+                self.context.board.bell(owner - 1).ring()
 
 
 def group_bytes(size: int, length: int, dtype: torch.dtype) -> int:

@@ -7,7 +7,7 @@ slot number taken - 1 as a view. The two never meet, and the room is free as soo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -102,7 +102,8 @@ class RingChannel(Handle, Generic[T]):
     def _reset(self) -> None:
         self._writes = self._reads = self._reserved = False
         self._head = self._taken = 0
-        self._room_until = self._items_until = 0  # how far the other end had let us go when we looked last
+        self._ring_reader: Callable[[], None] | None = None
+        self._ring_writer: Callable[[], None] | None = None
 
     def shipped_fields(self) -> tuple[str, ...]:
         return (*super().shipped_fields(), "lane", "capacity", "layout", "poison")
@@ -153,9 +154,7 @@ class RingChannel(Handle, Generic[T]):
         if not self._writes:
             self._claim_writer()
         words, head = self._words, self._head
-        if head >= self._room_until:  # only now: to look at the reader's counter takes its line from it
-            self._room_until = words[TAKEN] + self.capacity
-        if head >= self._room_until or words[CLOSED] or self._board_words[b.ALARM]:
+        if head - words[TAKEN] >= self.capacity or words[CLOSED] or self._board_words[b.ALARM]:
             self._wait_for_room(timeout)
         if self._reserved:
             raise ConfigError(f"{self.name!r} has a reserved slot; commit() it before the next put or reserve.")
@@ -174,25 +173,23 @@ class RingChannel(Handle, Generic[T]):
         if self._fence is not None:
             self._fence()
         self._head = words[HEAD] = head + 1
-        with self._barrier:  # as in Context.wake
-            pass
-        reader = words[READER]
-        if reader and self._board_words[reader * b.WORDS + b.WAITING]:
-            self._board.bell(reader - 1).ring()
+        ring = self._ring_reader or self._find_reader()
+        if ring is not None:
+            ring()
+        self._heard()
 
     def _wait_for_room(self, timeout: float | None) -> None:
         if self._board_words[b.ALARM]:
             self.context.heed_alarm()
         if not self._to_put.ready():
             self.context.until((self._to_put,), timeout)
-        self._room_until = self.words[TAKEN] + self.capacity
         if self.words[CLOSED]:
             raise Closed(f"{self.name!r} is closed; {self.context.identity} cannot put into it")
 
     def _claim_writer(self) -> None:
         self._attach()
         self.claim(WRITER, WRITER_LIFE, "writer")
-        self._head = self._room_until = self.words[HEAD]  # ours alone from here on
+        self._head = self.words[HEAD]  # ours alone from here on
         stamp = self._stamps[self._head % self._count]
         if self.words[stamp] < 0:  # an incarnation was killed while it filled this slot
             self.words[stamp] = 0
@@ -211,11 +208,10 @@ class RingChannel(Handle, Generic[T]):
         if self.poison and taken > words[START]:
             self._slots[(taken - 1) % self._count].poison()
         self._taken = words[TAKEN] = taken + 1  # from here on the writer may fill the slot that was viewed until now
-        with self._barrier:  # as in Context.wake
-            pass
-        writer = words[WRITER]
-        if writer and self._board_words[writer * b.WORDS + b.WAITING]:
-            self._board.bell(writer - 1).ring()
+        ring = self._ring_writer or self._find_writer()
+        if ring is not None:
+            ring()
+        self._heard()
         slot = self._slots[taken % self._count]
         item: T = slot.read() if device is None else slot.read_to(device)
         return item
@@ -224,22 +220,19 @@ class RingChannel(Handle, Generic[T]):
         """Return when there is an item to take."""
         if not self._reads:
             self._claim_reader()
-        if self._taken >= self._items_until:  # only now: to look at the writer's counter takes its line from it
-            self._items_until = self._words[HEAD]
-        if self._taken < self._items_until and not self._board_words[b.ALARM]:
+        if self._words[HEAD] != self._taken and not self._board_words[b.ALARM]:
             return
         if self._board_words[b.ALARM]:
             self.context.heed_alarm()
         if self.words[HEAD] == self._taken and not self.words[CLOSED]:
             self.context.until((self._to_take,), timeout)
-        self._items_until = self.words[HEAD]
         if self.words[CLOSED] and self.words[HEAD] == self.words[TAKEN]:
             raise Closed(f"{self.name!r} is closed and empty; {self.context.identity} cannot take from it")
 
     def _claim_reader(self) -> None:
         self._attach()
         self.claim(READER, READER_LIFE, "reader")
-        self._taken = self._items_until = self.words[TAKEN]  # ours alone from here on
+        self._taken = self.words[TAKEN]  # ours alone from here on
         self._to_take = _ToTake(self)
         self._reads = True
         self.context.closers.append(self.close)
@@ -248,7 +241,9 @@ class RingChannel(Handle, Generic[T]):
 
     def close(self) -> None:
         self.words[CLOSED] = 1
-        self._wake(READER, WRITER)
+        for ring in (self._find_reader(), self._find_writer()):
+            if ring is not None:
+                ring()
 
     @property
     def control(self) -> int:
@@ -259,7 +254,9 @@ class RingChannel(Handle, Generic[T]):
         if not self._reads:
             self._claim_reader()
         self.words[CONTROL] = word
-        self._wake(WRITER)
+        ring = self._find_writer()
+        if ring is not None:
+            ring()
 
     @property
     def delivered(self) -> int:
@@ -303,10 +300,6 @@ class RingChannel(Handle, Generic[T]):
         """Index of the role that writes, None before the first put."""
         return self.words[WRITER] - 1 if self.words[WRITER] else None
 
-    def _wake(self, *owner_words: int) -> None:
-        owners = [self.words[word] for word in owner_words]
-        self.context.wake(owner - 1 for owner in owners if owner)
-
     def _attach(self) -> None:
         if self._reads or self._writes:
             return
@@ -319,9 +312,18 @@ class RingChannel(Handle, Generic[T]):
             self.layout.bind(self.memory[start + SLOT_HEADER : start + SLOT_HEADER + self.layout.nbytes])
             for start in starts
         ]
-        self._board, self._board_words, self._life = context.board, context.board.words, context.incarnation
-        self._barrier = context.barrier
+        self._board_words, self._heard, self._life = context.board.words, context.heard, context.incarnation
         self._fence = context.fence
+
+    def _find_reader(self) -> Callable[[], None] | None:
+        if self._ring_reader is None and self.words[READER]:
+            self._ring_reader = self.context.board.bell(self.words[READER] - 1).ring
+        return self._ring_reader
+
+    def _find_writer(self) -> Callable[[], None] | None:
+        if self._ring_writer is None and self.words[WRITER]:
+            self._ring_writer = self.context.board.bell(self.words[WRITER] - 1).ring
+        return self._ring_writer
 
 
 class RingLanes(Generic[T]):
