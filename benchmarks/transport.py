@@ -8,7 +8,7 @@ from torch import Tensor
 
 from benchmarks.harness import Case, Workload
 from benchmarks.report import rate, report
-from benchmarks.rollout import COUNTS, SOURCES, WARM_UPS, arrays, item_bytes, look, stamp
+from benchmarks.rollout import COUNTS, FIELDS, SOURCES, WARM_UPS, arrays, item_bytes, look, stamp
 from headrace import Processes, Struct, axes
 
 CAPACITIES = {"59kb": 4, "58mb": 2}
@@ -27,8 +27,9 @@ class Rollout(Struct):
     @classmethod
     def example(cls, size: str) -> "Rollout":
         """An item, every tensor allocated by itself."""
-        names = ("observation", "action", "reward", "log_prob", "terminated", "environment", "env_steps", "sequence")
-        return cls(**dict(zip(names, map(torch.from_numpy, arrays(size)), strict=True))).check()
+        # Copied into tensors that torch has allocated, on the pages that it asks for, as in a program and as in memcpy.
+        tensors = [torch.from_numpy(array).clone() for array in arrays(size)]
+        return cls(**dict(zip((name for name, _, _ in FIELDS), tensors, strict=True))).check()
 
 
 def workload() -> Workload:

@@ -3,7 +3,6 @@
 import ctypes
 import sys
 
-import numpy as np
 import torch
 
 from benchmarks.report import rate, report
@@ -19,7 +18,7 @@ def main(size: str) -> None:
         if name == "memcpy_warm_58mb":
             continue  # no cache holds it
         stride = -(-nbytes // 64) * 64
-        block = torch.from_numpy(np.ones((2, count, stride), np.uint8))  # NumPy asks for huge pages, torch does not
+        block = torch.ones((2, count, stride), dtype=torch.uint8)  # as our sources: NumPy would ask for huge pages
         sources, targets = ([block[side, k, :nbytes] for k in range(count)] for side in (0, 1))
         pairs = [(target.data_ptr(), source.data_ptr()) for target, source in zip(targets, sources, strict=True)]
 
