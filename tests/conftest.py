@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -16,6 +17,11 @@ import pytest
 # Wall-clock deadlines per example say nothing on a busy machine; pytest-timeout ends what hangs.
 hypothesis.settings.register_profile("headrace", deadline=None)
 hypothesis.settings.load_profile("headrace")
+
+# Who starts the tests in the background may have ignored these for us; the tests send them, and drivers inherit them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 KEEPER = "headrace.place.keeper"
 """In the command line of the one helper process that the library keeps for a driver's life."""

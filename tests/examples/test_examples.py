@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -29,11 +30,12 @@ def policy(output: str) -> float:
 
 
 @pytest.mark.parametrize("actors", [1, 3])
-def test_the_toy_prints_the_same_policy_on_every_placement(actors: int) -> None:
-    found = {
-        place: policy(run(sys.executable, str(TOY), "--place", place, "--actors", str(actors)))
-        for place in ("inline", "threads", "processes")
-    }
+def test_the_toy_prints_the_same_policy_on_every_placement(actors: int, capsys: pytest.CaptureFixture[str]) -> None:
+    toy = runpy.run_path(str(TOY))
+    found = {}
+    for place in ("inline", "threads", "processes"):
+        toy["main"](place, actors)
+        found[place] = policy(capsys.readouterr().out)
     assert len(set(found.values())) == 1, found
     assert abs(found["inline"] - 2.5) <= 0.1
 

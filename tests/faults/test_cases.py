@@ -68,6 +68,7 @@ def pinned_within_5_times(drivers: Any, repetitions: int) -> None:
 
 
 @pytest.mark.timeout(90)
+@pytest.mark.slow
 def test_HC_17_four_actors_on_one_core(drivers):
     pinned_within_5_times(drivers, 2)
 

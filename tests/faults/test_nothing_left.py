@@ -217,6 +217,7 @@ def test_a_killed_keeper_is_reported_and_leaves_nothing(drivers):
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_a_killed_nursery_harms_no_crew(drivers):
     go = drivers.file()
     driver = drivers.forked("nursery.py", go)

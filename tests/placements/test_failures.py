@@ -534,6 +534,7 @@ def test_a_stopped_role_surfaces_while_other_roles_keep_the_driver_busy(work: fl
             os.kill(members[1].pid, signal.SIGCONT)  # so that the crew's end need not wait for it
 
 
+@pytest.mark.slow
 def test_a_role_that_goes_on_in_time_has_not_failed() -> None:
     def count(ready: Any, done: Any) -> None:
         ready.put(True)

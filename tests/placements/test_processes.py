@@ -194,6 +194,7 @@ def test_a_blocked_role_costs_next_to_nothing() -> None:
     assert max(spent) <= max(0.02 * elapsed, 0.03), spent  # the kernel counts in hundredths of a second
 
 
+@pytest.mark.slow
 def test_a_waiting_driver_costs_next_to_nothing(beside: Any) -> None:
     def late(channel: Any) -> None:
         role().sleep(1.2)
@@ -368,6 +369,7 @@ def test_the_library_changes_nothing_global(within: Any, count: Any) -> None:
 
 
 @pytest.mark.parametrize("placement", ["Inline", "Threads"])
+@pytest.mark.slow
 def test_torch_threads_of_the_driver_and_of_later_threads(placement: str) -> None:
     """In a process of its own, whose driver has not used torch before: its count is set at first use."""
     script = f"""
