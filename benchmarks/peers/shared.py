@@ -7,6 +7,7 @@ import sys
 from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
+import torch
 
 from benchmarks.report import rate, report
 from benchmarks.versions import PARAMETERS, READERS, VERSIONS, WARM_UP
@@ -45,8 +46,13 @@ class Pipe:
         self._reading.recv_bytes()
 
 
+def vector() -> np.ndarray:
+    """A flat vector on the pages that torch asks for, as a network's parameters are; NumPy would ask for huge ones."""
+    return torch.ones(PARAMETERS).numpy()
+
+
 def read(source: int, published: Semaphore | Pipe, pulled: Semaphore | Pipe) -> None:
-    mine = np.ones(PARAMETERS, np.float32)
+    mine = vector()
     target = mine.ctypes.data
     for version in range(1, WARM_UP + VERSIONS + 1):
         published.wait()
@@ -58,7 +64,7 @@ def read(source: int, published: Semaphore | Pipe, pulled: Semaphore | Pipe) -> 
 
 def main(bell: str) -> None:
     kind = {"semaphore": Semaphore, "pipe": Pipe}[bell]
-    mine = np.ones(PARAMETERS, np.float32)
+    mine = vector()
     memory = SharedMemory(create=True, size=mine.nbytes)
     memory.unlink()  # the readers are forked and have it mapped; no name stays behind, whatever happens
     shared = np.frombuffer(memory.buf, np.float32, PARAMETERS)

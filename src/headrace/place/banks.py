@@ -95,6 +95,14 @@ def find_tensors(source: Any) -> tuple[list[str], list[Tensor]]:
     return list(map(str, paths)), leaves
 
 
+class _Ends:
+    """The tensors that a copy begins or ends at, and where they lie if that is all there is to know."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = tensors
+        self.addresses = list(map(Tensor.data_ptr, tensors)) if lie_plain(tensors) else []
+
+
 class _ToPull:
     """A version as something to wait for."""
 
@@ -139,7 +147,7 @@ class BankedWeights(Handle):
         for bank in range(self.banks):
             self.words[self._bank(bank) // 8 + BEFORE] = self.words[self._bank(bank) // 8 + AFTER] = EMPTY
         for note, tensors in past:
-            self._store(tensors, note)
+            self._store(_Ends(tensors), note)
         self.words[START] = self.words[COUNT]
 
     def publish(self, source: Any, version: int, **note: Any) -> None:
@@ -155,7 +163,7 @@ class BankedWeights(Handle):
         if words[COUNT] and version <= words[LATEST]:
             raise ConfigError(f"version {version} was published into {self.name!r} after version {words[LATEST]}.")
         began = _now()
-        self._store(self.layout.tensors(source), Note(version, note))
+        self._store(_Ends(self.layout.tensors(source)), Note(version, note))
         self._ring_readers()  # before anything else: they wait for it
         words[BUSY] += _now() - began
 
@@ -165,7 +173,7 @@ class BankedWeights(Handle):
         context, words = self.context, self.words
         if version is not None and at_least is not None:
             raise ConfigError("pull takes version= (exactly that) or at_least= (the newest from there on), not both.")
-        tensors = self.layout.tensors(target)  # while there may still be time: what follows the wait is waited for
+        ends = _Ends(self.layout.tensors(target))  # while there may still be time: what follows the wait is waited for
         words[_reader(context.index) + READS] = 1
         if context.board.words[b.ALARM]:
             context.heed_alarm()
@@ -177,7 +185,7 @@ class BankedWeights(Handle):
         if not words[COUNT] or words[LATEST] < wanted:
             raise Closed(f"{self.name!r} is closed; version {wanted} will not come (newest: {self.latest})")
         began = _now()
-        while (note := self._load(tensors, words[LATEST] if version is None else version)) is None:
+        while (note := self._load(ends, words[LATEST] if version is None else version)) is None:
             # Overwritten while it was copied. The newest is there by now; an exact version is gone.
             if version is not None:
                 raise ConfigError(
@@ -203,7 +211,7 @@ class BankedWeights(Handle):
         for bank in range(self.banks):
             version = self.words[self._bank(bank) // 8 + AFTER]
             tensors = [torch.empty(shape, dtype=dtype) for dtype, shape in self.layout.kinds]
-            if version != EMPTY and (note := self._load(tensors, version)) is not None:
+            if version != EMPTY and (note := self._load(_Ends(tensors), version)) is not None:
                 past.append((note, tensors))
         return sorted(past, key=lambda entry: entry[0].version)
 
@@ -238,7 +246,7 @@ class BankedWeights(Handle):
     def _bank(self, bank: int) -> int:
         return BANKS + bank * (BANK_HEADER + self.layout.nbytes)
 
-    def _store(self, tensors: Sequence[Tensor], note: Note) -> None:
+    def _store(self, ends: _Ends, note: Note) -> None:
         words, fence = self.words, self.context.fence
         data = pickle.dumps((note.version, dict(note.values)), 5)
         if len(data) > BANK_HEADER - NOTE:
@@ -248,7 +256,7 @@ class BankedWeights(Handle):
         words[head + BEFORE] = note.version
         if fence is not None:
             fence()
-        self._copy(tensors, start + BANK_HEADER, inward=True)
+        self._copy(ends, start + BANK_HEADER, inward=True)
         self.memory[start + NOTE : start + NOTE + len(data)] = data
         words[head + NOTE_LENGTH] = len(data)
         if fence is not None:
@@ -257,7 +265,7 @@ class BankedWeights(Handle):
         words[LATEST] = note.version
         words[COUNT] += 1
 
-    def _load(self, tensors: Sequence[Tensor], version: int) -> Note | None:
+    def _load(self, ends: _Ends, version: int) -> Note | None:
         """Copy this version out; None when it is not held, or was overwritten meanwhile."""
         words, fence = self.words, self.context.fence
         for bank in range(self.banks):
@@ -265,7 +273,7 @@ class BankedWeights(Handle):
             head = start // 8
             if words[head + AFTER] != version:
                 continue
-            self._copy(tensors, start + BANK_HEADER, inward=False)
+            self._copy(ends, start + BANK_HEADER, inward=False)
             data = bytes(self.memory[start + NOTE : start + NOTE + words[head + NOTE_LENGTH]])
             if fence is not None:
                 fence()
@@ -273,14 +281,14 @@ class BankedWeights(Handle):
                 return Note(*pickle.loads(data))
         return None
 
-    def _copy(self, tensors: Sequence[Tensor], start: int, inward: bool) -> None:
+    def _copy(self, ends: _Ends, start: int, inward: bool) -> None:
         layout = self.layout
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory)) + start
-        if lie_plain(tensors):
-            here, there = [base + offset for offset in layout.offsets], list(map(Tensor.data_ptr, tensors))
+        if ends.addresses:
+            here, there = [base + offset for offset in layout.offsets], ends.addresses
             list(map(ctypes.memmove, here if inward else there, there if inward else here, layout.sizes))
             return
-        for tensor, offset, nbytes in zip(tensors, layout.offsets, layout.sizes, strict=True):
+        for tensor, offset, nbytes in zip(ends.tensors, layout.offsets, layout.sizes, strict=True):
             if nbytes:
                 held = torch.frombuffer(self.memory, dtype=tensor.dtype, count=tensor.numel(), offset=start + offset)
                 ours, theirs = held.view(tensor.shape), tensor.detach()

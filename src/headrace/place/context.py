@@ -21,6 +21,9 @@ __all__ = ["Awaited", "Context", "Identity"]
 
 _give_way, _now = os.sched_yield, time.monotonic_ns
 
+# A yield that took so long gave a whole turn to another program. Who sleeps is woken at once even then; who asks for
+# turns loses one after the other. So this many waits do not ask again.
+TURN, CROWDED = 1_000_000, 100  # nanoseconds, waits
 TICK = 0.1  # seconds after which a blocked role looks whether anything has changed that nobody rang for
 
 
@@ -81,6 +84,7 @@ class Context:
         self.bound: list[Callable[[], None]] = []  # lets go of each handle that this role has used
         self.overseer: Overseer | None = None  # for the driver: its crew
         self._spins = range(spins)
+        self._crowded = 0  # how many more waits block at once
         self._page = (self.index + 1) * b.WORDS
 
     @property
@@ -121,13 +125,20 @@ class Context:
 
     def until(self, ends: Sequence[Awaited], timeout: float | None) -> None:
         """Return when one of the ends is ready. Raises Stalled after `timeout` seconds, Closed, or a role's failure."""
-        began = _now()
+        began = looked = _now()
         ready = ends[0].ready if len(ends) == 1 else lambda: any(end.ready() for end in ends)
         try:
-            for _ in self._spins:  # for about as long as it takes to wake an idle core
+            for _ in self._spins if not self._crowded else ():  # for about as long as it takes to wake an idle core
                 _give_way()  # a spinner that does not yield falls to a fifth where roles outnumber cores
+                before, looked = looked, _now()
+                if looked - before > TURN:
+                    self._crowded = CROWDED
                 if ready():
                     return
+                if self._crowded:
+                    break
+            else:
+                self._crowded = max(0, self._crowded - 1)
             self._block(ends, began, timeout)
         finally:
             waited = _now() - began

@@ -12,7 +12,6 @@ spec = importlib.util.spec_from_file_location("toy", path)
 toy = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(toy)
 sys.modules["toy"] = toy
-toy.STEPS = 2000
 began = time.monotonic()
 for repetition in range(-1, repetitions):
     began = time.monotonic()
