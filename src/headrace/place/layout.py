@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 import operator
 import pickle
 import struct
@@ -39,7 +40,8 @@ _NUMBERS: dict[type, str] = {bool: "?", int: "q", float: "d"}
 _BOOLS = (bool, np.bool_)
 SMALL = 2**20  # bytes
 kind_of = operator.attrgetter("dtype", "shape")
-_requires_grad, _is_cpu = operator.attrgetter("requires_grad"), operator.attrgetter("is_cpu")
+_is_cpu = operator.attrgetter("is_cpu")
+_record = torch._C._set_grad_enabled
 
 
 class Slot(Protocol):
@@ -151,6 +153,10 @@ class TreeLayout:
         flat = len(names) == len(fields) > 1 and all(isinstance(getattr(like, name), Tensor) for name in names)
         self.type: type | None = type(like) if flat else None
         self.attributes = operator.attrgetter(*names) if flat else None
+        self.kinds_in = (
+            operator.attrgetter(*(f"{name}.{of}" for name in names for of in ("dtype", "shape"))) if flat else None
+        )
+        self.flat_kinds = tuple(itertools.chain.from_iterable(self.kinds))
 
     def __getstate__(self) -> dict[str, Any]:
         # A treespec of a class shipped by value does not pickle; its skeleton does.
@@ -188,33 +194,57 @@ class _TreeSlot:
     def __init__(self, layout: TreeLayout, memory: memoryview) -> None:
         self._layout, self._memory, self.nbytes = layout, memory, layout.nbytes
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if layout.nbytes else 0
+        self._small = layout.nbytes <= SMALL
         self._views = [field.view(memory) for field in layout.tensors]
         self._addresses = [base + field.offset for field in layout.tensors]
         self._item = optree.tree_unflatten(layout.spec, self._views) if layout.attributes else None
 
     def write(self, item: Any) -> None:
         layout = self._layout
-        attributes = layout.attributes if type(item) is layout.type else None
-        leaves = layout.leaves(item) if attributes is None else attributes(item)
-        try:
-            for position, field in layout.numbers:
-                if field.kind == "?" and not isinstance(leaves[position], _BOOLS):  # struct takes anything for a bool
-                    layout.complain(leaves)
-                struct.pack_into(field.kind, self._memory, field.offset, leaves[position])
-            tensors = [leaves[position] for position in layout.positions] if layout.numbers else leaves
-            if list(map(kind_of, tensors)) != layout.kinds:
-                layout.complain(leaves)
-        except (AttributeError, struct.error, TypeError):
-            layout.complain(leaves)
+        tensors = self._attributes_of(item) if type(item) is layout.type else self._tensors_of(item)
         # In loops that run in C. Many small copies are fastest in one call, large ones as plain memory.
-        if layout.nbytes <= SMALL and not any(map(_requires_grad, tensors)):
+        if self._small:
             if tensors:
-                torch._foreach_copy_(self._views, tensors)  # type: ignore[arg-type]
+                recording = torch.is_grad_enabled()
+                _record(False)  # what torch.no_grad() does, in a fifth of its time
+                try:
+                    torch._foreach_copy_(self._views, tensors)  # type: ignore[arg-type]
+                finally:
+                    _record(recording)
         elif lie_plain(tensors):
             list(map(ctypes.memmove, self._addresses, map(Tensor.data_ptr, tensors), layout.sizes))
         else:
             for view, tensor in zip(self._views, tensors, strict=True):
                 view.copy_(tensor.detach())
+
+    def _attributes_of(self, item: Any) -> Sequence[Tensor]:
+        """The tensors of a Struct of plain tensors. Raises ShapeError for the first that does not fit."""
+        layout = self._layout
+        assert layout.attributes is not None
+        assert layout.kinds_in is not None
+        tensors: Sequence[Tensor] = layout.attributes(item)
+        try:
+            if layout.kinds_in(item) != layout.flat_kinds:
+                layout.complain(tensors)
+        except AttributeError:  # not a tensor
+            layout.complain(tensors)
+        return tensors
+
+    def _tensors_of(self, item: Any) -> Sequence[Tensor]:
+        """The tensors of any item; its numbers are written. Raises ShapeError for the first leaf that does not fit."""
+        layout = self._layout
+        leaves = layout.leaves(item)
+        try:
+            for position, field in layout.numbers:
+                if field.kind == "?" and not isinstance(leaves[position], _BOOLS):  # struct takes anything for a bool
+                    layout.complain(leaves)
+                struct.pack_into(field.kind, self._memory, field.offset, leaves[position])
+            tensors = [leaves[position] for position in layout.positions]
+            if list(map(kind_of, tensors)) != layout.kinds:
+                layout.complain(leaves)
+        except (AttributeError, struct.error, TypeError):
+            layout.complain(leaves)
+        return tensors
 
     def read(self) -> Any:
         if self._item is not None:

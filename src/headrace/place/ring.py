@@ -125,8 +125,8 @@ class RingChannel(Handle, Generic[T]):
             self._words[BUSY] += _now() - began
         else:
             slot.write(item)
-        if self._varies:
-            self._words[BYTES] += slot.nbytes
+            if self._varies:
+                self._words[BYTES] += slot.nbytes
         self._hand_over()
 
     def reserve(self, timeout: float | None = None) -> T:
