@@ -40,6 +40,7 @@ def test_the_toy_prints_the_same_policy_on_every_placement(actors: int, capsys: 
     assert abs(found["inline"] - 2.5) <= 0.1
 
 
+@pytest.mark.slow
 def test_the_readme_shows_commands_that_run() -> None:
     """Its make targets exist (CI calls them); its other commands are run here, by this interpreter."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -31,6 +32,11 @@ def test_every_case_has_a_test_named_by_its_id():
 
 
 # -- HC-17: few cores
+
+BOUND = 5
+# It is there to find what never ends. Beside other programs on the same cores a run of a tenth of a second depends on
+# whom the kernel runs next; it has threefold room, as every bound on when something must have happened.
+STRESSED_BOUND = 3 * BOUND
 
 
 @pytest.fixture
@@ -64,7 +70,7 @@ def pinned_within_5_times(drivers: Any, repetitions: int) -> None:
     cpu = min(os.sched_getaffinity(0))
     normal, pinned = times(drivers, repetitions), times(drivers, repetitions, cpu)
     print(f"normal {normal}, pinned {pinned}")
-    assert max(pinned) < 5 * statistics.median(normal)
+    assert max(pinned) < BOUND * statistics.median(normal)
 
 
 @pytest.mark.timeout(90)
@@ -87,10 +93,10 @@ def test_HC_17_four_actors_under_stress(drivers, stress):
     stress(len(cpus), cpus)  # each core has to do something else, too
     stressed = times(drivers, 5)
     print(f"normal {normal}, stressed {stressed}")
-    assert max(stressed) < 5 * normal
+    assert max(stressed) < STRESSED_BOUND * normal
     pinned = times(drivers, 5, min(cpus))
     print(f"pinned {pinned}")
-    assert max(pinned) < 2 * 5 * normal  # half of that core is the stress's
+    assert max(pinned) < 2 * STRESSED_BOUND * normal  # half of that core is the stress's
 
 
 # -- HC-18: threads before the start
@@ -138,7 +144,11 @@ def read(lanes: Any, out: Any, seconds: float) -> None:
 
 
 def memory_of(pids: list[int]) -> tuple[int, int]:
-    """Bytes of the crew's memory file that these processes hold together, and of their own."""
+    """Bytes of the crew's memory file that these processes hold together, and of memory of their own.
+
+    Of their own is what they have allocated (RssAnon): it does not move when a page that was shared since a fork is
+    copied, or when somebody else lets go of a library.
+    """
     shared = own = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
@@ -146,14 +156,13 @@ def memory_of(pids: list[int]) -> tuple[int, int]:
                 of_crew = "/memfd:headrace" in line
             elif line.startswith("Pss:") and of_crew:
                 shared += int(line.split()[1]) * 1024
-            elif line.startswith(("Private_Dirty:", "Private_Clean:")) and not of_crew:
-                own += int(line.split()[1]) * 1024
+        (anonymous,) = re.findall(r"^RssAnon:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        own += int(anonymous) * 1024
     return shared, own
 
 
 def slow_reader(items: int, seconds: float, stopped: float) -> None:
-    # Ten processes that copy on write grow by some 0.2 MB each whatever they do: the bound is well above that.
-    capacity, copies = 4, 8
+    capacity, copies = 1, 8
     with Processes().crew(seed=1) as crew:
         before = os.fstat(crew.memory.descriptor).st_blocks * 512
         lanes, out = crew.lanes(copies, capacity=capacity, like=LIKE, name="lanes"), crew.channel(name="out")
@@ -183,6 +192,7 @@ def slow_reader(items: int, seconds: float, stopped: float) -> None:
             shared, own_later = memory_of(pids)
             assert os.fstat(crew.memory.descriptor).st_blocks * 512 - before <= 1.1 * bound
             assert shared <= 1.1 * bound + before
+            print(f"own memory: {own:,} bytes, then {own_later - own:,} more")
             assert own_later - own < 0.1 * bound
             busy = psutil.Process(writers[0].pid).cpu_times()
             time.sleep(0.5)

@@ -14,6 +14,7 @@ import torch
 from headrace import ConfigError, Processes
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_HC_12_a_small_dev_shm_and_few_descriptors_are_enough(drivers, small_shm):
     driver = drivers.forked("limits.py", stage=small_shm)

@@ -176,6 +176,7 @@ def test_HC_10_every_signal_at_20_random_times_leaves_nothing(drivers, mode):
     assert not complaints, "\n".join(complaints)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_success_and_failure_leave_nothing_while_the_driver_lives_on(drivers):
     go = drivers.file()
@@ -275,6 +276,7 @@ def test_nested_crews_end_and_leave_nothing(drivers, inner):
     assert not driver.left()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_views_kept_after_the_crew_do_not_crash(drivers):
     driver = drivers.forked("views.py")

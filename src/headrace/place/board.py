@@ -32,7 +32,7 @@ ALARM, ROLES = range(2)
 CALM, FAILURE, STOPPING = 0, 1, 2
 
 # Words of a role's page.
-STATE, INCARNATION, PID, STATUS, STOPPED, FAILED_AT, BEGAN, ENDED_AT = range(8)
+STATE, INCARNATION, STATUS, STOPPED, FAILED_AT, BEGAN, ENDED_AT = range(7)
 STARVED, BLOCKED, WAITING, SINCE, RANK, NAME_LENGTH, TEXT_LENGTH = range(8, 15)
 
 TOO_LONG = 2  # of STOPPED: for longer than the crew allows
@@ -126,10 +126,6 @@ class Board:
     def set(self, index: int, word: int, value: int) -> None:
         """Store one word of a role's page."""
         self.words[(index + 1) * WORDS + word] = value
-
-    def add(self, index: int, word: int, value: int) -> None:
-        """Add to a word that only one party writes."""
-        self.words[(index + 1) * WORDS + word] += value
 
     @property
     def roles(self) -> range:

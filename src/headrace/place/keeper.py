@@ -252,7 +252,6 @@ def _role(keeper: int, memory: int, orders: Orders) -> None:
         orders.name, orders.rank, orders.of, orders.incarnation, orders.device, orders.post, orders.seed
     )
     context = Context(identity, orders.crew, board, crew_memory, SPINS)
-    board.set(orders.post, b.PID, os.getpid())
 
     def body() -> None:
         settings, data = pickle.loads(crew_memory.view(*orders.payload))
