@@ -1,28 +1,61 @@
 """Headrace: distributed reinforcement learning, written once and run anywhere.
 
-So far the ground floor: roles and the channels between them, on three placements.
+A method learns, a plan says what moves and who waits, a placement says where it runs:
+
+    learner = Learner(PPO(), env.spec, seed=1)
+    for report in SyncBatches(actors=2).run(learner, env, Processes(), env_steps=100_000):
+        ...
 """
 
+from headrace.actor import Actor, evaluate
 from headrace.channel import role, wait
+from headrace.data import Decision, Gradient, Loss, Rollout
+from headrace.envs.base import Env, VectorEnv
+from headrace.envs.gymnasium import Gymnasium
 from headrace.errors import Closed, ConfigError, HeadraceError, RoleFailed, ShapeError, Stalled
+from headrace.learner import Learner
+from headrace.method import Method
+from headrace.methods.a2c import A2C
+from headrace.methods.ppo import PPO
 from headrace.place.inline import Inline
 from headrace.place.processes import Processes
 from headrace.place.threads import Threads
+from headrace.plans.sync_batches import SyncBatches
+from headrace.report import Report
+from headrace.spaces import Box, Discrete, Spec
 from headrace.struct import Struct, Tree, axes
 
 __all__ = [
+    "A2C",
+    "PPO",
+    "Actor",
+    "Box",
     "Closed",
     "ConfigError",
+    "Decision",
+    "Discrete",
+    "Env",
+    "Gradient",
+    "Gymnasium",
     "HeadraceError",
     "Inline",
+    "Learner",
+    "Loss",
+    "Method",
     "Processes",
+    "Report",
     "RoleFailed",
+    "Rollout",
     "ShapeError",
+    "Spec",
     "Stalled",
     "Struct",
+    "SyncBatches",
     "Threads",
     "Tree",
+    "VectorEnv",
     "axes",
+    "evaluate",
     "role",
     "wait",
 ]

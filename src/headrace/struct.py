@@ -135,6 +135,12 @@ class Struct:
         """Bytes of all elements of all tensors."""
         return sum(leaf.nbytes for leaf in self.leaves())
 
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """The names of all axes, without "+1", in the order in which they are met; counts are no names."""
+        names = (_stem(name) for axes in self._axes for name in _named(axes))
+        return tuple(dict.fromkeys(name for name in names if not name.isdigit()))
+
     def size(self, axis: str) -> int:
         """The length of the named axis, read from the first field that has it. Raises ConfigError if none has."""
         return self._along(axis)[0]
@@ -360,9 +366,7 @@ class Struct:
                 if more:
                     longer[leaf.field[1:]] = None
         if not sizes:
-            names = dict.fromkeys(_stem(name) for leaf in self._walk() for name in _named(leaf.axes))
-            words = ", ".join(name for name in names if not name.isdigit())
-            raise ConfigError(f"{self._name()} has no axis {axis!r}; it has {words or 'none'}")
+            raise ConfigError(f"{self._name()} has no axis {axis!r}; it has {', '.join(self.axis_names) or 'none'}")
         return sizes[0], list(longer)
 
     def _even(self, verb: str, axis: str) -> int:

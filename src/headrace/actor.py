@@ -1,0 +1,182 @@
+"""The actor: steps environments with a copy of the network, and plays whole episodes for evaluation."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import optree
+import torch
+from torch import Tensor, nn
+
+from headrace.channel import Note, Weights
+from headrace.data import Decision, Rollout
+from headrace.envs.base import Env, VectorEnv
+from headrace.method import Method
+from headrace.struct import NAMESPACE, Tree
+
+__all__ = ["Actor", "Decide", "evaluate"]
+
+Decide: TypeAlias = Callable[[Tree, Tree | None, Tree], Decision]
+"""decide(observation, memory, noise): who chooses. An actor's own network, or a role that serves many actors."""
+
+
+class Actor:
+    """B environments and a copy of the policy, which make rollouts. A context manager, which closes the environments.
+
+    environments: their indices among all of the run. seed: of this run and this life of the actor; environments draw
+    from it and their own index, whichever actor they belong to.
+    decide: asked for every step; by default the method's `act` on this actor's own network.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        net: nn.Module,
+        env: Env,
+        environments: range,
+        num_steps: int,
+        seed: Sequence[int] = (0,),
+        rank: int = 0,
+        decide: Decide | None = None,
+    ) -> None:
+        self.method, self.net, self.num_steps, self.version = method, net, num_steps, 0
+        self._now = method  # with what its schedules give
+        self._decide = decide or self._act
+        self._device = next(iter(net.parameters()), torch.empty(0)).device
+        self._rng = torch.Generator().manual_seed(_word((*seed, zlib.crc32(b"actor"), rank)))
+        count = len(environments)
+        rollout = method.example(net, env.spec, num_steps, count)
+        rollout.environment.copy_(torch.arange(environments.start, environments.stop))
+        rollout.rank.fill_(rank)
+        self._rollout, self._rows, self._written = rollout, rollout.observation.unbind(), rollout.observation.numpy()
+        self._memory = self._fresh = method.initial_memory(net, count)
+        self._ended = np.zeros(count, np.bool_)  # in the row before the next one, which therefore only resets
+        self._returns, self._lengths = np.zeros(count), np.zeros(count, np.int64)  # of the running episodes
+        self._env: VectorEnv = env.make(environments)
+        self._observation = self._env.reset(_word(seed)).copy()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._env.close()
+
+    def load(self, weights: Weights, version: int | None = None, at_least: int | None = None) -> Note:
+        """Act from now on with these weights, and with what the method's schedules give there."""
+        note = weights.pull(self.net, version, at_least)
+        self.version = note.version
+        self._now = self.method.anneal(note.values.get("progress", 0.0))
+        return note
+
+    def rollout(self, sequence: int = 0) -> Rollout:
+        """The next T steps of all environments, numbered `sequence`: views that the next call overwrites."""
+        rollout, written, method = self._rollout, self._written, self._now
+        reward, terminated, truncated = (
+            held.numpy() for held in (rollout.reward, rollout.terminated, rollout.truncated)
+        )
+        actions: list[Tensor] = []
+        log_probs: list[Tensor] = []
+        resets = self._ended
+        with torch.inference_mode():
+            memory = self._memory
+            if memory is not None:
+                _map(Tensor.copy_, rollout.memory, memory)
+            noise = _by_step(method.noise(self.net, self.num_steps, written.shape[1], self._rng), self.num_steps)
+            written[0] = self._observation
+            for step, row in enumerate(self._rows[:-1]):
+                decision = self._decide(row, memory, noise[step])
+                action = decision.action if decision.environment_action is None else decision.environment_action
+                observation, reward[step], terminated[step], truncated[step] = self._env.step(action.numpy())
+                written[step + 1] = observation
+                actions.append(decision.action)
+                log_probs.append(decision.log_prob)
+                if decision.memory is not None:  # forgotten where this row was a reset: the next begins an episode
+                    memory = self._forget(decision.memory, resets)
+                    resets = terminated[step] | truncated[step]
+            torch.stack(actions, out=rollout.action)
+            torch.stack(log_probs, out=rollout.log_prob)
+        self._memory = memory
+        self._observation = written[-1].copy()
+        self._account(terminated | truncated)
+        rollout.version.fill_(self.version)
+        rollout.sequence.fill_(sequence)
+        return rollout
+
+    def _act(self, observation: Tree, memory: Tree | None, noise: Tree) -> Decision:
+        if self._device.type == "cpu":
+            return self._now.act(self.net, observation, memory, noise)
+        observation, noise = (_map(lambda leaf: leaf.to(self._device), tree) for tree in (observation, noise))
+        decision = self._now.act(self.net, observation, memory, noise)
+        return decision.to("cpu").replace(memory=decision.memory)
+
+    def _forget(self, memory: Tree, where: np.ndarray[Any, Any]) -> Tree:
+        """The memory, fresh in these environments."""
+        if not where.any():
+            return memory
+        rows = torch.from_numpy(where)
+
+        def chosen(held: Tensor, fresh: Tensor) -> Tensor:
+            return torch.where(rows.to(held.device).view(-1, *[1] * (held.ndim - 1)), fresh, held)
+
+        return _map(chosen, memory, self._fresh)
+
+    def _account(self, ended: np.ndarray[Any, Any]) -> None:
+        """Fill in what follows from where episodes ended [T, B]: valid rows, steps, returns and lengths."""
+        rollout = self._rollout
+        valid = rollout.valid.numpy()
+        np.logical_not(self._ended, out=valid[0])
+        np.logical_not(ended[:-1], out=valid[1:])
+        np.sum(valid, 0, out=rollout.env_steps.numpy())
+        self._ended = ended[-1]
+        returns, lengths = rollout.episode_return.zero_().numpy(), rollout.episode_length.zero_().numpy()
+        summed = self._returns + np.cumsum(rollout.reward.numpy(), 0, np.float64)
+        counted = self._lengths + np.cumsum(valid, 0)
+        before, begun = np.zeros(len(self._ended)), np.zeros(len(self._ended), np.int64)  # of what summed, counted hold
+        for step, column in np.argwhere(ended):
+            returns[step, column] = summed[step, column] - before[column]
+            lengths[step, column] = counted[step, column] - begun[column]
+            before[column], begun[column] = summed[step, column], counted[step, column]
+        self._returns, self._lengths = summed[-1] - before, counted[-1] - begun
+
+
+def evaluate(method: Method, net: nn.Module, env: Env, episodes: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    """The raw returns of so many fresh episodes, one in each of as many environments, acting greedily.
+
+    The network and the environments of training are left alone: these have seeds of their own.
+    """
+    stepped = env.make(range(episodes))
+    try:
+        memory = method.initial_memory(net, episodes)
+        returns, running = np.zeros(episodes), np.ones(episodes, np.bool_)
+        observation = stepped.reset(_word((seed, zlib.crc32(b"evaluation"))))
+        with torch.inference_mode():
+            while running.any():
+                decision = method.act(net, torch.from_numpy(np.array(observation)), memory, None)
+                memory = decision.memory
+                action = decision.action if decision.environment_action is None else decision.environment_action
+                observation, reward, terminated, truncated = stepped.step(action.numpy())
+                returns += reward * running
+                running &= ~(terminated | truncated)
+        return returns
+    finally:
+        stepped.close()
+
+
+def _word(entropy: Sequence[int]) -> int:
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
+
+
+def _map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
+    return optree.tree_map(function, tree, *others, namespace=NAMESPACE)
+
+
+def _by_step(tree: Tree, num_steps: int) -> list[Tree]:
+    """A tree [T, ...] as T trees."""
+    if isinstance(tree, Tensor):
+        return list(tree.unbind())
+    leaves, structure = optree.tree_flatten(tree, namespace=NAMESPACE)
+    columns = [leaf.unbind() for leaf in leaves]
+    return [structure.unflatten([column[step] for column in columns]) for step in range(num_steps)]

@@ -1,0 +1,105 @@
+"""What moves between actors and learners, and what a method yields: rollouts, decisions, losses, gradients.
+
+Data is time-major. The action at t is chosen at the observation at t, the reward at t follows it, and the observation
+at t + 1 is its result, so a rollout holds one observation more than it has steps:
+
+    observation   o₀   o₁   o₂   o₃        T + 1 rows
+    action        a₀   a₁   a₂             T rows: chosen at o_t
+    reward        r₀   r₁   r₂             received for a_t, on arriving at o_{t+1}
+    terminated    0    1    0              a₁ ended the task: o₂ is the final observation of its episode
+    valid         1    1    0              the step after an end only resets: a₂ was ignored, o₃ begins an episode
+
+An auto-reset row (`valid` false) is no environment step: it enters no loss, no return and no replayed transition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from headrace.struct import Struct, Tree, axes
+
+__all__ = ["Decision", "Gradient", "Loss", "Mean", "Rollout"]
+
+Mean: TypeAlias = Callable[[Tensor, Tensor | float], Tensor]
+"""mean(vector [N], weight) averages over all who learn together, by weight; on one learner it returns the vector."""
+
+
+class Rollout(Struct):
+    """T consecutive steps of B environments, as one actor made them. Rollouts are joined along B."""
+
+    observation: Tree = axes("T+1 B ...")
+    """As the environment's spec says; the last row is what the last step led to."""
+    action: Tree = axes("T B ...")
+    """What the policy chose. `Decision.environment_action` says what the environment was given for it."""
+    log_prob: Tensor = axes("T B", torch.float32)
+    """Of the action under the behaviour policy, in nats."""
+    reward: Tensor = axes("T B", torch.float32)
+    terminated: Tensor = axes("T B", torch.bool)
+    """The task ended with this step: nothing comes after it."""
+    truncated: Tensor = axes("T B", torch.bool)
+    """The episode was stopped after this step, though the task would have gone on."""
+    valid: Tensor = axes("T B", torch.bool)
+    """Whether this is an environment step: false on the row after an end, which only resets."""
+    version: Tensor = axes("T B", torch.int32)
+    """Of the weights that chose the action."""
+    memory: Tree | None = axes("B ...", default=None)
+    """What a recurrent policy remembered before the first row."""
+    environment: Tensor = axes("B", torch.int32)
+    """Index of the environment among all of the run."""
+    rank: Tensor = axes("B", torch.int64)
+    """Of the actor."""
+    sequence: Tensor = axes("B", torch.int64)
+    """How many rollouts that actor had made before."""
+    env_steps: Tensor = axes("B", torch.int64)
+    """Environment steps in this rollout, counted where they happened."""
+    episode_return: Tensor = axes("T B", torch.float32)
+    """The sum of an episode's raw rewards in the row where it ended, 0 in all other rows."""
+    episode_length: Tensor = axes("T B", torch.int32)
+    """Environment steps of the episode that ended in this row, 0 in all other rows."""
+
+
+class Decision(Struct):
+    """What a policy chose for B observations."""
+
+    action: Tree = axes("B ...")
+    """In the policy's own units: what `log_prob` is the probability of, and what a loss is computed from."""
+    log_prob: Tensor = axes("B", torch.float32)
+    """In nats."""
+    environment_action: Tree | None = axes("B ...", default=None)
+    """What the environment is given, in its units, where that is not the action itself."""
+    memory: Tree | None = axes("B ...", default=None)
+    """What a recurrent policy remembers from now on."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A sum over some rows, which the learner divides by its weight when all parts of a minibatch are in."""
+
+    total: Tensor
+    """The sum over this part's rows, a scalar with a graph."""
+    weight: Tensor | float
+    """What the sum is divided by: the number of rows that count."""
+    group: str = "net"
+    """Which of the method's optimizers takes a step for it."""
+    max_grad_norm: float | None = None
+    """The gradient of the group is scaled down to this Euclidean norm."""
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """What to report: detached sums over the same rows, divided by the same weight."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """When one of these metrics is higher than this, the update ends before this step is taken."""
+    priority: Tensor | None = None
+    """For replayed rows [B]: how much each should be replayed from now on."""
+
+
+class Gradient(Struct):
+    """The gradient of one loss, as it moves from who computed it to who applies it."""
+
+    flat: Tensor = axes("N", torch.float32)
+    """Of the mean loss, by all parameters of the group, one after the other."""
+    weight: Tensor = axes("1", torch.float64)
+    """How many rows the mean is over."""

@@ -1,0 +1,385 @@
+"""The learner: owns the network and its optimizers, and turns batches into new weights."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headrace.data import Gradient, Loss, Mean, Rollout
+from headrace.errors import ConfigError
+from headrace.method import Method
+from headrace.report import Report
+from headrace.spaces import Spec
+from headrace.struct import Struct
+
+__all__ = ["Learner"]
+
+_ALIGN = 16  # numbers: parameters begin at multiples of 64 bytes, as memory of their own would
+
+
+def identity(vector: Tensor, weight: Tensor | float) -> Tensor:
+    """The mean over one learner."""
+    return vector
+
+
+class _Group:
+    """Parameters that one optimizer steps, as views of one vector, beside their gradients as views of another."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        first = self.parameters[0]
+        offsets, end = [], 0
+        for parameter in self.parameters:
+            if parameter.dtype != first.dtype:
+                raise ConfigError(f"the parameters of a group have one dtype; found {first.dtype}, {parameter.dtype}.")
+            offsets.append(end)
+            end += -(-parameter.numel() // _ALIGN) * _ALIGN
+        self.flat = torch.zeros(end, dtype=first.dtype, device=first.device)
+        self.gradient = torch.zeros_like(self.flat)
+        self.views = []
+        for parameter, offset in zip(self.parameters, offsets, strict=True):
+            part = slice(offset, offset + parameter.numel())
+            view = self.flat[part].view_as(parameter)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            parameter.grad = self.gradient[part].view_as(parameter)
+            self.views.append((view.data_ptr(), parameter.grad))
+
+    def check(self, name: str) -> None:
+        """Raise ConfigError if the parameters are not the views that they were made."""
+        for parameter, (address, gradient) in zip(self.parameters, self.views, strict=True):
+            if parameter.data_ptr() != address or parameter.grad is not gradient:
+                raise ConfigError(
+                    f"a parameter of group {name!r} (shape {list(parameter.shape)}) was moved, replaced or lost its "
+                    "gradient after the learner was built. Say devices=(…) instead of net.to(…), copy into parameters "
+                    "instead of replacing them, and leave zero_grad to the learner."
+                )
+
+
+class _Replica:
+    """The network on one device."""
+
+    def __init__(self, net: nn.Module, groups: Mapping[str, Sequence[nn.Parameter]]) -> None:
+        self.net = net
+        self.groups = {name: _Group(parameters) for name, parameters in groups.items()}
+
+
+class Learner:
+    """The network, its optimizers and its counters.
+
+    devices: where the network lives; of several, each takes a share of every minibatch, and gradients are summed in
+    their order. microbatch_size: rows of which the gradient is computed at a time, None: a whole minibatch.
+    threads: torch threads while it computes, whatever the caller uses; another number gives other bits.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        spec: Spec,
+        devices: Sequence[str | torch.device] = ("cpu",),
+        seed: int = 0,
+        *,
+        microbatch_size: int | None = None,
+        threads: int = 1,
+    ) -> None:
+        if isinstance(devices, str) or not devices:
+            raise ConfigError(f'devices={devices!r}: give a sequence of at least one, such as ("cpu",).')
+        if microbatch_size is not None and microbatch_size < 1:
+            raise ConfigError(f"microbatch_size={microbatch_size}: give at least 1, or None.")
+        self.method, self.spec, self.seed = method, spec, seed
+        self.devices = tuple(map(torch.device, devices))
+        self.microbatch_size, self.threads = microbatch_size, threads
+        sequence = np.random.SeedSequence((seed, zlib.crc32(b"learner")))
+        build, learn = (int(word) for word in sequence.generate_state(2, np.uint64))
+        self._rng = torch.Generator().manual_seed(learn)
+        with _own_randomness(build) as rng, self._settings():
+            net = method.build(spec, rng)
+        self._replicas = [
+            self._replica(copy.deepcopy(net) if number else net, device) for number, device in enumerate(self.devices)
+        ]
+        self.net = self._replicas[0].net
+        self._optimizers = method.optimizers(self.net)
+        self._annealed = method
+        self.version = self.env_steps = self.gradient_steps = self.samples_learned = 0
+        self.dropped: dict[str, int] = {}
+        self._heard = _Heard()
+
+    def _replica(self, net: nn.Module, device: torch.device) -> _Replica:
+        net = net.to(device)
+        groups = {
+            name: [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            for name, optimizer in self.method.optimizers(net).items()
+        }
+        return _Replica(net, groups)
+
+    @property
+    def acting(self) -> nn.Module:
+        """The part of the network that actors need."""
+        return self.method.acting(self.net)
+
+    def example(self, num_steps: int, num_envs: int) -> Rollout:
+        """A rollout of zeros with these sizes, as actors of this method make them."""
+        return self.method.example(self.acting, self.spec, num_steps, num_envs)
+
+    def anneal(self, progress: float) -> None:
+        """Learn from now on with what the method's schedules give at this share (0 to 1) of the run."""
+        annealed = self.method.anneal(min(1.0, progress))
+        if annealed == self._annealed:
+            return
+        self._annealed = annealed
+        for name, fresh in annealed.optimizers(self.net).items():
+            for group, given in zip(self._optimizers[name].param_groups, fresh.param_groups, strict=True):
+                group.update({key: value for key, value in given.items() if key != "params"})
+
+    def prepare(self, rollout: Rollout) -> Struct:
+        """Count a rollout and make of it what `update` learns from."""
+        self.env_steps += int(rollout.env_steps.sum())
+        self._heard.add(rollout, self.version)
+        with self._settings(), torch.no_grad():
+            return self._annealed.prepare(self.net, rollout.to(self.devices[0]))
+
+    def update(self, batch: Struct, mean: Mean = identity) -> Report:
+        """Learn from a batch, which makes the next version.
+
+        mean: averages over all who learn together; every one of them calls it equally often, in the same order.
+        """
+        method = self._annealed
+        with self._settings():
+            for replica in self._replicas:
+                for name, group in replica.groups.items():
+                    group.check(name)
+            with torch.no_grad():
+                described = method.describe(batch)
+            metrics = _Metrics(mean)
+            for minibatch in method.minibatches(batch, self._rng, mean):
+                if not self._learn(minibatch, mean, metrics):
+                    break
+            self.version += 1
+            with torch.no_grad():
+                for replica in self._replicas:
+                    method.after_update(replica.net, self.version)
+            self.samples_learned += metrics.samples
+        return self._report({**metrics.means(), **{name: float(value) for name, value in described.items()}})
+
+    def gradient(self, batch: Struct) -> Gradient:
+        """The mean gradient of a method with one loss, for somebody else to `apply`. Changes no weight."""
+        with self._settings():
+            losses, weight = self._differentiate(self._begin(batch))
+            flat = self._replicas[0].groups[losses[0].group].gradient / weight
+        return Gradient(flat=flat, weight=weight.double().reshape(1).cpu())
+
+    def apply(self, gradient: Gradient, max_grad_norm: float | None = None) -> None:
+        """Step with a gradient that was computed elsewhere, which makes the next version."""
+        (name,) = self._optimizers
+        with self._settings():
+            self._replicas[0].groups[name].gradient.copy_(gradient.flat)
+            self._step(name, max_grad_norm)
+            self.gradient_steps += 1
+            self.version += 1
+            self._annealed.after_update(self.net, self.version)
+
+    def state(self) -> dict[str, Any]:
+        """All that learning goes on from: network, optimizers, counters and generator, as copies."""
+        return copy.deepcopy(
+            {
+                "net": self.net.state_dict(),
+                "optimizers": {name: optimizer.state_dict() for name, optimizer in self._optimizers.items()},
+                "rng": self._rng.get_state(),
+                "counters": {
+                    "version": self.version,
+                    "env_steps": self.env_steps,
+                    "gradient_steps": self.gradient_steps,
+                    "samples_learned": self.samples_learned,
+                },
+                "dropped": self.dropped,
+            }
+        )
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned. Raises ConfigError when it is of another method or network."""
+        try:
+            for replica in self._replicas:
+                replica.net.load_state_dict(state["net"])
+            for name, optimizer in self._optimizers.items():
+                optimizer.load_state_dict(copy.deepcopy(state["optimizers"][name]))
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise ConfigError(f"this state is not of {type(self.method).__name__} on this network: {error}") from error
+        self._annealed = self.method
+        self._rng.set_state(state["rng"])
+        for name, value in state["counters"].items():
+            setattr(self, name, value)
+        self.dropped = dict(state["dropped"])
+
+    # One gradient step
+
+    def _learn(self, minibatch: Struct, mean: Mean, metrics: _Metrics) -> bool:
+        """One gradient step for every loss; False if one was beyond its limits."""
+        parts = self._begin(minibatch)
+        number = 0
+        while True:
+            losses, weight = self._differentiate(parts)
+            if not losses:
+                break
+            if not metrics.add(losses, weight, first=number == 0):
+                return False
+            group = losses[0].group
+            gradient = self._replicas[0].groups[group].gradient.div_(weight)
+            if mean is not identity:
+                gradient.copy_(mean(gradient, weight))
+            self._step(group, losses[0].max_grad_norm)
+            number += 1
+        self.gradient_steps += 1
+        return True
+
+    def _begin(self, minibatch: Struct) -> list[tuple[_Replica, Iterator[Loss]]]:
+        """The parts of a minibatch whose gradients are computed one after the other: on which replica, which losses."""
+        method, step, replicas = self._annealed, self.gradient_steps, self._replicas
+        if len(replicas) == 1 and self.microbatch_size is None:
+            return [(replicas[0], method.losses(self.net, minibatch, step))]
+        names = minibatch.axis_names
+        axis = "B" if "B" in names else "T*B"
+        total = minibatch.size(axis)
+        rows = minibatch.size("T") if "T" in names else 1  # in each column of a batch that has both axes
+        size = total if self.microbatch_size is None else max(1, self.microbatch_size // rows)
+        parts = []
+        for number, (replica, device) in enumerate(zip(replicas, self.devices, strict=True)):
+            low, high = total * number // len(replicas), total * (number + 1) // len(replicas)
+            for start in range(low, high, size):
+                part = minibatch.at(**{axis: slice(start, min(start + size, high))}).to(device)
+                parts.append((replica, method.losses(replica.net, part, step)))
+        return parts
+
+    def _differentiate(self, parts: Sequence[tuple[_Replica, Iterator[Loss]]]) -> tuple[list[Loss], Tensor]:
+        """The next loss of every part, none after the last; their gradients and weights are summed."""
+        home = self._replicas[0]
+        several = len(self._optimizers) > 1
+        losses: list[Loss] = []
+        weight = torch.zeros((), device=self.devices[0])
+        for replica, following in parts:
+            loss = next(following, None)
+            if loss is None:
+                continue
+            if not losses:
+                for each in self._replicas:
+                    each.groups[loss.group].gradient.zero_()
+            # Before the next part's loss is computed: one graph at a time is what microbatches are for.
+            parameters = replica.groups[loss.group].parameters if several else None
+            loss.total.backward(inputs=parameters)  # type: ignore[no-untyped-call]
+            weight = weight + torch.as_tensor(loss.weight).to(weight.device)
+            losses.append(loss)
+        if losses:
+            gradient = home.groups[losses[0].group].gradient
+            for replica in self._replicas[1:]:
+                gradient.add_(replica.groups[losses[0].group].gradient.to(gradient.device))
+        # A minibatch in which no row counts has a gradient of 0, whatever that is divided by.
+        return losses, weight.clamp_min(torch.finfo(weight.dtype).tiny)
+
+    def _step(self, name: str, max_grad_norm: float | None) -> None:
+        group = self._replicas[0].groups[name]
+        if max_grad_norm is not None:
+            group.gradient.mul_((max_grad_norm / (torch.linalg.vector_norm(group.gradient) + 1e-6)).clamp_max(1.0))
+        self._optimizers[name].step()
+        for replica in self._replicas[1:]:
+            replica.groups[name].flat.copy_(group.flat)
+
+    def _report(self, metrics: dict[str, float]) -> Report:
+        returns, lengths, lags = self._heard.tell()
+        return Report(
+            version=self.version,
+            env_steps=self.env_steps,
+            gradient_steps=self.gradient_steps,
+            samples_learned=self.samples_learned,
+            dropped=dict(self.dropped),
+            episode_returns=returns,
+            episode_lengths=lengths,
+            lags=lags,
+            metrics=metrics,
+        )
+
+    @contextmanager
+    def _settings(self) -> Iterator[None]:
+        """Compute with this learner's threads, and leave the caller's as they were."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+class _Heard:
+    """What rollouts told since the last report."""
+
+    def __init__(self) -> None:
+        self._returns: list[np.ndarray[Any, Any]] = []
+        self._lengths: list[np.ndarray[Any, Any]] = []
+        self._lags: list[np.ndarray[Any, Any]] = []
+
+    def add(self, rollout: Rollout, version: int) -> None:
+        lengths = rollout.episode_length.numpy()
+        ended = lengths > 0
+        self._returns.append(rollout.episode_return.numpy()[ended])
+        self._lengths.append(lengths[ended])
+        self._lags.append(version - rollout.version.numpy()[rollout.valid.numpy()])
+
+    def tell(self) -> Iterator[np.ndarray[Any, Any]]:
+        for held, dtype in ((self._returns, np.float32), (self._lengths, np.int32), (self._lags, np.int32)):
+            yield np.concatenate(held) if held else np.empty(0, dtype)
+            held.clear()
+
+
+class _Metrics:
+    """Means over the gradient steps of an update, computed once, at its end."""
+
+    def __init__(self, mean: Mean) -> None:
+        self._mean = mean
+        self._sums: dict[str, list[Tensor]] = {}
+        self._weights: dict[str, list[Tensor]] = {}
+        self._rows: list[Tensor] = []
+
+    def add(self, losses: Sequence[Loss], weight: Tensor, first: bool) -> bool:
+        """Take in one gradient step; False if it is beyond the limits that its loss sets."""
+        if first:
+            self._rows.append(weight)
+        limits = losses[0].limits
+        sums = {
+            name: torch.stack([loss.metrics[name].to(weight.device) for loss in losses]).sum()
+            if len(losses) > 1
+            else value
+            for name, value in losses[0].metrics.items()
+        }
+        for name, value in sums.items():
+            self._sums.setdefault(name, []).append(value)
+            self._weights.setdefault(name, []).append(weight)
+        return all(
+            float(self._mean((sums[name] / weight).reshape(1), weight)) <= limit for name, limit in limits.items()
+        )
+
+    @property
+    def samples(self) -> int:
+        return round(float(torch.stack(self._rows).double().sum())) if self._rows else 0
+
+    def means(self) -> dict[str, float]:
+        if not self._sums:
+            return {}
+        weights = torch.stack([torch.stack(weights).sum() for weights in self._weights.values()])
+        sums = torch.stack([torch.stack(sums).sum() for sums in self._sums.values()])
+        means = sums / weights
+        if self._mean is not identity:
+            means = self._mean(means, weights[0])
+        return dict(zip(self._sums, means.tolist(), strict=True))
+
+
+@contextmanager
+def _own_randomness(seed: int) -> Iterator[torch.Generator]:
+    """A generator to build a network with, which also stands for torch's global one meanwhile."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield torch.Generator().manual_seed(seed)

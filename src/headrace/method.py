@@ -1,0 +1,128 @@
+"""What a method is: how to act, what to learn from, and how. It does not know where or beside what it runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import optree
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from headrace.data import Decision, Loss, Mean, Rollout
+from headrace.spaces import Spec
+from headrace.struct import NAMESPACE, Struct, Tree
+
+__all__ = ["Method"]
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """A policy, its targets and its losses, as one frozen value whose fields are the hyperparameters.
+
+    The docstring under each field is its help. Nothing here holds state: what changes lives in the network, which
+    `build` makes and every other function is given. All random numbers come from the generator that is passed in.
+    """
+
+    @abstractmethod
+    def build(self, spec: Spec, rng: torch.Generator) -> nn.Module:
+        """A fresh network for these spaces. Raises ConfigError when the method cannot learn in them."""
+
+    def initial_memory(self, net: nn.Module, batch_size: int) -> Tree | None:
+        """What a recurrent network remembers at the start of B episodes, [B, ...]; None: it has no memory."""
+        return None
+
+    def noise(self, net: nn.Module, num_steps: int, batch_size: int, rng: torch.Generator) -> Tree:
+        """All randomness that `act` needs for one rollout, [T, B, ...], on the CPU."""
+        return None
+
+    @abstractmethod
+    def act(self, net: nn.Module, observation: Tree, memory: Tree | None, noise: Tree) -> Decision:
+        """Choose for B observations [B, ...]. noise None: the mode of the policy, for evaluation."""
+
+    @abstractmethod
+    def prepare(self, net: nn.Module, rollout: Rollout) -> Struct:
+        """What an update learns from, with targets, from what the actors sent. Runs without gradients."""
+
+    def minibatches(self, batch: Struct, rng: torch.Generator, mean: Mean) -> Iterator[Struct]:
+        """What each gradient step learns from; by default the batch, once.
+
+        Everything that is random or depends on the whole minibatch is settled here, before a minibatch is split into
+        microbatches or over devices: moments (through `mean`, over all who learn together) and noise for the losses.
+        """
+        yield batch
+
+    @abstractmethod
+    def losses(self, net: nn.Module, batch: Struct, step: int) -> Iterator[Loss]:
+        """The losses of a minibatch or of a part of it, in order; `step` counts the minibatches learned before.
+
+        The learner reduces the gradient of each, clips it and steps its group before it asks for the next one.
+        """
+
+    @abstractmethod
+    def optimizers(self, net: nn.Module) -> dict[str, Optimizer]:
+        """An optimizer for each group of parameters. A parameter that is in none is never stepped.
+
+        Asked for again when `anneal` gave another value: the live optimizers then take over learning rates and the
+        other settings, and keep their state.
+        """
+
+    def after_update(self, net: nn.Module, version: int) -> None:  # noqa: B027  # most methods have nothing to do
+        """Change what no optimizer steps, such as target networks, after the update that made this version."""
+
+    def acting(self, net: nn.Module) -> nn.Module:
+        """The part of the network that `act` needs, which is published to actors."""
+        return net
+
+    def behaviour(self, environments: range, of: int) -> Self:
+        """How these of all the environments explore: a function of the environment, not of the number of actors."""
+        return self
+
+    def anneal(self, progress: float) -> Self:
+        """This method with what its schedules give at this share (0 to 1) of the environment steps."""
+        return self
+
+    def check(self, num_steps: int, num_envs: int) -> None:  # noqa: B027
+        """Raise ConfigError if batches of T steps of B environments do not fit the hyperparameters."""
+
+    def describe(self, batch: Struct) -> dict[str, Tensor]:
+        """What to report of a batch besides the metrics of its losses: named scalars."""
+        return {}
+
+    def example(self, net: nn.Module, spec: Spec, num_steps: int, num_envs: int) -> Rollout:
+        """A rollout of zeros, shaped as actors make them: what the slots of a lane look like."""
+        observation = spec.observation.zeros(num_steps + 1, num_envs)
+        memory = self.initial_memory(net, num_envs)
+        rng = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            noise = optree.tree_map(lambda leaf: leaf[0], self.noise(net, 1, num_envs, rng), namespace=NAMESPACE)
+            device = next(iter(net.parameters()), observation).device
+            decision = self.act(net, observation[0].to(device), memory, noise)
+
+        def rows(dtype: torch.dtype) -> Tensor:
+            return torch.zeros(num_steps, num_envs, dtype=dtype)
+
+        def columns(dtype: torch.dtype) -> Tensor:
+            return torch.zeros(num_envs, dtype=dtype)
+
+        action: Tensor = decision.action
+        return Rollout(
+            observation=observation,
+            action=torch.zeros((num_steps, *action.shape), dtype=action.dtype),
+            log_prob=rows(torch.float32),
+            reward=rows(torch.float32),
+            terminated=rows(torch.bool),
+            truncated=rows(torch.bool),
+            valid=rows(torch.bool),
+            version=rows(torch.int32),
+            memory=memory,
+            environment=columns(torch.int32),
+            rank=columns(torch.int64),
+            sequence=columns(torch.int64),
+            env_steps=columns(torch.int64),
+            episode_return=rows(torch.float32),
+            episode_length=rows(torch.int32),
+        ).check()

@@ -1,0 +1,175 @@
+"""What A2C and PPO share: a policy with a value beside it, learned from fresh rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self, cast
+
+import optree
+import torch
+from torch import Tensor, nn
+
+from headrace.data import Decision, Mean, Rollout
+from headrace.errors import ConfigError
+from headrace.method import Method
+from headrace.nets import ActorCritic
+from headrace.spaces import Spec
+from headrace.struct import NAMESPACE, Struct, Tree, axes
+from headrace.targets import gae, next_value, standardized
+
+__all__ = ["ActorCriticMethod", "Batch"]
+
+
+class Batch(Struct):
+    """Rollouts with their targets, [T, B]; minibatches of a feed-forward policy have both axes merged, ["T*B"]."""
+
+    observation: Tree = axes("T B ...")
+    action: Tree = axes("T B ...")
+    log_prob: Tensor = axes("T B", torch.float32)
+    value: Tensor = axes("T B", torch.float32)
+    """Of the observation, under the weights that the update begins with."""
+    advantage: Tensor = axes("T B", torch.float32)
+    target: Tensor = axes("T B", torch.float32)
+    """What the value is trained towards: advantage + value."""
+    weight: Tensor = axes("T B", torch.float32)
+    """1 for an environment step, 0 for a reset row."""
+    first: Tensor | None = axes("T B", torch.bool, default=None)
+    """Whether an episode begins here: a recurrent network forgets before this row."""
+    memory: Tree | None = axes("B ...", default=None)
+
+
+@dataclass(frozen=True)
+class ActorCriticMethod(Method):
+    """A policy and a value of the same observations, and advantages between them."""
+
+    learning_rate: float = 3e-4
+    """Step size of the optimizer."""
+    anneal_lr: bool = True
+    """Let the learning rate fall linearly to 0 over the run."""
+    gamma: float = 0.99
+    """Discount: what a reward one step later is worth."""
+    gae_lambda: float = 0.95
+    """Decay of the advantage estimator: 0 is the one-step TD error, 1 is Monte Carlo."""
+    ent_coef: float = 0.0
+    """Weight of the entropy bonus, in loss per nat."""
+    vf_coef: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float | None = 0.5
+    """Gradients are scaled down to this Euclidean norm."""
+    normalize_advantage: bool = True
+    """Shift and scale the advantages of each minibatch to mean 0 and standard deviation 1."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Units of each hidden layer of a tower."""
+    activation: str = "tanh"
+    """After each hidden layer: tanh, relu or silu."""
+    shared: bool = False
+    """Let policy and value share their hidden layers."""
+    memory: str | None = None
+    """"gru": a recurrent layer below the towers, with as many units as the first hidden layer."""
+    squashed: bool = False
+    """For actions in a Box: a normal distribution squashed by tanh instead of one that is clipped."""
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: give a number from 0 to 1.")
+        if not self.learning_rate >= 0:
+            raise ConfigError(f"learning_rate={self.learning_rate}: give a number from 0 on.")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise ConfigError(f"max_grad_norm={self.max_grad_norm}: give a number above 0, or None.")
+
+    def build(self, spec: Spec, rng: torch.Generator) -> nn.Module:
+        return ActorCritic(
+            spec,
+            self.hidden,
+            shared=self.shared,
+            memory=self.memory,
+            activation=self.activation,
+            squashed=self.squashed,
+            rng=rng,
+        )
+
+    def initial_memory(self, net: nn.Module, batch_size: int) -> Tree | None:
+        gru = _cast(net).gru
+        return None if gru is None else gru.cell.weight_hh.new_zeros(batch_size, gru.size)
+
+    def noise(self, net: nn.Module, num_steps: int, batch_size: int, rng: torch.Generator) -> Tree:
+        return _cast(net).distribution.noise(num_steps, batch_size, rng=rng)
+
+    def act(self, net: nn.Module, observation: Tree, memory: Tree | None, noise: Tree) -> Decision:
+        net = _cast(net)
+        if net.gru is None:
+            features = net.features(observation)
+        else:
+            memory = net.remember(observation, cast(Tensor, memory))
+            features = memory if net.trunk is None else net.trunk(memory)
+        action, log_prob = net.distribution.sample(net.logits(features), noise)
+        return Decision(
+            action=action,
+            log_prob=log_prob,
+            environment_action=net.distribution.environment_action(action),
+            memory=memory,
+        )
+
+    def prepare(self, net: nn.Module, rollout: Rollout) -> Struct:
+        net = _cast(net)
+        first = None
+        if net.gru is not None:  # what follows a reset row begins an episode; the actor saw to the first row itself
+            first = torch.cat([torch.zeros_like(rollout.valid[:1]), ~rollout.valid])
+        values = net.values(net.features(rollout.observation, rollout.memory, first))
+        value = values[:-1]
+        advantage = gae(
+            rollout.reward,
+            value,
+            next_value(values, rollout.terminated),
+            rollout.terminated | rollout.truncated,
+            rollout.valid,
+            self.gamma,
+            self.gae_lambda,
+        )
+        return Batch(
+            observation=optree.tree_map(lambda leaf: leaf[:-1], rollout.observation, namespace=NAMESPACE),
+            action=rollout.action,
+            log_prob=rollout.log_prob,
+            value=value,
+            advantage=advantage,
+            target=advantage + value,
+            weight=rollout.valid.float(),
+            first=None if first is None else first[:-1],
+            memory=rollout.memory,
+        )
+
+    def normalized(self, batch: Struct, mean: Mean) -> Struct:
+        """The batch with advantages of mean 0 and standard deviation 1, if that is asked for."""
+        if not self.normalize_advantage:
+            return batch
+        held = cast(Batch, batch)
+        return batch.replace(advantage=standardized(held.advantage, held.weight, mean))
+
+    def evaluate(self, net: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """The log-probability of each action, the policy's entropy and the value there, under the network as it is."""
+        net = _cast(net)
+        features = net.features(batch.observation, batch.memory, batch.first)
+        log_prob, entropy = net.distribution.evaluate(net.logits(features), batch.action)
+        return log_prob, entropy, net.values(features)
+
+    def anneal(self, progress: float) -> Self:
+        if not self.anneal_lr:
+            return self
+        return replace(self, learning_rate=self.learning_rate * max(0.0, 1 - progress), anneal_lr=False)
+
+    def describe(self, batch: Struct) -> dict[str, Tensor]:
+        """The share of the targets' variance that the value explains: 1 is perfect, 0 no better than their mean."""
+        held = cast(Batch, batch)
+        counted = held.weight.sum().clamp_min(1)
+
+        def variance(values: Tensor) -> Tensor:
+            mean = (held.weight * values).sum() / counted
+            return (held.weight * (values - mean).square()).sum() / counted
+
+        unexplained = variance(held.target - held.value) / variance(held.target).clamp_min(1e-12)
+        return {"losses/explained_variance": 1 - unexplained}
+
+
+def _cast(net: nn.Module) -> ActorCritic:
+    return cast(ActorCritic, net)

@@ -1,0 +1,167 @@
+"""Networks: stacks of layers, a memory, and a policy with a value beside it.
+
+Every weight is drawn from a generator that is handed in: building a network moves no global one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headrace.distributions import distribution_over
+from headrace.errors import ConfigError
+from headrace.spaces import Discrete, Space, Spec
+from headrace.struct import Tree
+
+__all__ = ["GRU", "MLP", "ActorCritic", "Encoder"]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": F.relu, "silu": F.silu}
+
+
+def linear(inputs: int, outputs: int, gain: float, rng: torch.Generator) -> nn.Linear:
+    """A layer with orthogonal weights of this gain and biases of 0 (Saxe et al. 2014, arXiv:1312.6120)."""
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
+    nn.init.orthogonal_(layer.weight, gain, generator=rng)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class MLP(nn.Module):
+    """Linear layers with an activation after each; with `out`, a last layer of that many outputs without one.
+
+    gain: of the last layer's weights; small for a policy, so that it begins near uniform.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: Sequence[int],
+        out: int | None = None,
+        *,
+        gain: float = 1.0,
+        activation: str = "tanh",
+        rng: torch.Generator,
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ConfigError(f"activation={activation!r}: choose one of {', '.join(ACTIVATIONS)}.")
+        self.activation = ACTIVATIONS[activation]
+        sizes = [inputs, *hidden]
+        layers = [linear(a, b, math.sqrt(2), rng) for a, b in pairwise(sizes)]
+        self.hidden = nn.ModuleList(layers)
+        self.out = None if out is None else linear(sizes[-1], out, gain, rng)
+        self.outputs = sizes[-1] if out is None else out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., inputs] → [..., outputs]."""
+        # The layers are applied by hand: calling modules costs as much as what small ones compute.
+        for layer in cast(list[nn.Linear], self.hidden):
+            x = self.activation(F.linear(x, layer.weight, layer.bias))
+        return x if self.out is None else F.linear(x, self.out.weight, self.out.bias)
+
+
+class Encoder(nn.Module):
+    """Observations as vectors of float32: a Box flattened, a Discrete as one-hot."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__()
+        self.space = space
+        self.axes = len(space.shape)
+        self.outputs = space.n if isinstance(space, Discrete) else int(np.prod(space.shape))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """[..., *shape] → [..., outputs]."""
+        if isinstance(self.space, Discrete):
+            return F.one_hot(observation - self.space.start, self.space.n).float()
+        if self.axes != 1:
+            observation = observation.reshape(*observation.shape[: observation.ndim - self.axes], self.outputs)
+        return observation.float()
+
+
+class GRU(nn.Module):
+    """A gated recurrent unit (Cho et al. 2014, arXiv:1406.1078) whose memory is cleared where an episode begins."""
+
+    def __init__(self, inputs: int, size: int, rng: torch.Generator) -> None:
+        super().__init__()
+        self.size = size
+        self.cell: nn.GRUCell = nn.utils.skip_init(nn.GRUCell, inputs, size)  # type: ignore[no-untyped-call]
+        for weight in (self.cell.weight_ih, self.cell.weight_hh):
+            for gate in weight.detach().chunk(3):
+                nn.init.orthogonal_(gate, generator=rng)
+        nn.init.zeros_(self.cell.bias_ih)
+        nn.init.zeros_(self.cell.bias_hh)
+
+    def forward(self, x: Tensor, memory: Tensor, first: Tensor) -> Tensor:
+        """The outputs [T, B, size] for inputs [T, B, inputs], from the memory [B, size] before them.
+
+        first [T, B] bool: a row that begins an episode, before which the memory is cleared.
+        """
+        keep = (~first).unsqueeze(-1).to(x.dtype)
+        outputs = []
+        for row, kept in zip(x.unbind(), keep.unbind(), strict=True):
+            memory = self.cell(row, memory * kept)
+            outputs.append(memory)
+        return torch.stack(outputs)
+
+
+class ActorCritic(nn.Module):
+    """A policy and a value, each with a tower of its own or on a shared one, with a memory below them on request."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        hidden: Sequence[int] = (64, 64),
+        *,
+        shared: bool = False,
+        memory: str | None = None,
+        activation: str = "tanh",
+        squashed: bool = False,
+        rng: torch.Generator,
+    ) -> None:
+        super().__init__()
+        if memory not in (None, "gru"):
+            raise ConfigError(f'memory={memory!r}: choose "gru" or None.')
+        if memory and not hidden:
+            raise ConfigError("memory='gru' has as many units as hidden's first layer; hidden is empty.")
+        self.encoder = Encoder(spec.observation)
+        self.distribution = distribution_over(spec.action, squashed)
+        inputs = self.encoder.outputs
+        self.gru = GRU(inputs, hidden[0], rng) if memory else None
+        inputs = self.gru.size if self.gru else inputs
+        self.trunk = MLP(inputs, hidden, activation=activation, rng=rng) if shared else None
+        tower: Sequence[int] = () if shared else hidden
+        inputs = self.trunk.outputs if self.trunk else inputs
+        self.policy = MLP(inputs, tower, self.distribution.size, gain=0.01, activation=activation, rng=rng)
+        self.value = MLP(inputs, tower, 1, activation=activation, rng=rng)
+
+    def remember(self, observation: Tree, memory: Tensor) -> Tensor:
+        """The memory [B, size] after one more observation [B, ...]."""
+        assert self.gru is not None
+        remembered: Tensor = self.gru.cell(self.encoder(observation), memory)
+        return remembered
+
+    def features(self, observation: Tree, memory: Tensor | None = None, first: Tensor | None = None) -> Tensor:
+        """What both towers begin from. With a memory, observation is [T, B, ...], memory [B, size] and first [T, B]."""
+        x: Tensor = self.encoder(observation)
+        if self.gru is not None:
+            assert memory is not None
+            assert first is not None
+            x = self.gru(x, memory, first)
+        return x if self.trunk is None else self.trunk(x)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """What the distribution is picked by, [..., size]."""
+        logits: Tensor = self.policy(features)
+        return logits
+
+    def values(self, features: Tensor) -> Tensor:
+        """The value [...] of each observation."""
+        value: Tensor = self.value(features)
+        return value.squeeze(-1)

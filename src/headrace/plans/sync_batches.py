@@ -1,0 +1,113 @@
+"""Batches of experience move, and everybody waits: A2C, PPO; with `max_lag=1` acting overlaps learning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from headrace.actor import Actor
+from headrace.channel import Lanes, Placement, Weights, role
+from headrace.data import Rollout
+from headrace.envs.base import Env
+from headrace.errors import ConfigError
+from headrace.learner import Learner
+from headrace.method import Method
+from headrace.report import Report
+
+__all__ = ["SyncBatches"]
+
+
+@dataclass(frozen=True)
+class SyncBatches:
+    """The learner takes one rollout of every actor, in rank order, and learns from all of them together.
+
+    Before its k-th rollout an actor takes weights of version exactly max(0, k - max_lag), so that what is computed
+    depends on the seed alone.
+    """
+
+    actors: int = 1
+    """Roles that step environments."""
+    num_envs: int = 8
+    """Environments of all actors together: adding actors changes no batch."""
+    num_steps: int = 128
+    """Steps of a rollout."""
+    max_lag: int = 0
+    """Updates that a rollout's weights are behind the learner's: 0 is lock-step, 1 lets acting overlap learning."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("actors", 1), ("num_envs", 1), ("num_steps", 1), ("max_lag", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)}: give at least {least}.")
+        if self.num_envs % self.actors:
+            below = self.num_envs // self.actors * self.actors
+            fitting = [str(count) for count in (below, below + self.actors) if count]
+            raise ConfigError(
+                f"num_envs {self.num_envs} cannot be divided evenly among {self.actors} actors. "
+                f"Nearest: num_envs {' or '.join(fitting)}."
+            )
+
+    def run(
+        self,
+        learner: Learner,
+        env: Env,
+        place: Placement,
+        *,
+        env_steps: int,
+        state: Mapping[str, Any] | None = None,
+    ) -> Iterator[Report]:
+        """Learn until so many environment steps were learned from, and report every update.
+
+        state: a report's `snapshot()`, to go on from. The roles live as long as the iterator: close it, or use it up.
+        """
+        learner.method.check(self.num_steps, self.num_envs)
+        if env.spec != learner.spec:
+            raise ConfigError(f"the learner was built for {learner.spec}; this environment has {env.spec}.")
+        return self._run(learner, env, place, env_steps, state or {})
+
+    def _run(
+        self, learner: Learner, env: Env, place: Placement, env_steps: int, state: Mapping[str, Any]
+    ) -> Iterator[Report]:
+        share = self.num_envs // self.actors
+        if state:
+            learner.load_state(state["learner"])
+        start = learner.version
+        with place.crew(learner.seed) as crew:
+            weights = crew.weights(learner.acting, self.max_lag + 1, state.get("weights", ()), name="weights")
+            lanes = crew.lanes(
+                self.actors, max(1, self.max_lag), learner.example(self.num_steps, share), start, name="rollouts"
+            )
+            seed = (learner.seed, start)
+            crew.start(collect, self, learner.method, learner.acting, env, seed, weights, lanes, copies=self.actors)
+
+            def snapshot() -> dict[str, Any]:
+                if learner.version != report.version:
+                    raise ConfigError(f"the plan has gone on from the report of version {report.version}.")
+                return {"learner": learner.state(), "weights": weights.history()}
+
+            while learner.env_steps < env_steps:
+                learner.anneal(learner.env_steps / env_steps)
+                report = learner.update(learner.prepare(Rollout.cat(lanes.take_each())))
+                weights.publish(learner.acting, learner.version, progress=learner.env_steps / env_steps)
+                yield replace(report, state=snapshot)
+
+
+def collect(
+    plan: SyncBatches,
+    method: Method,
+    net: nn.Module,
+    env: Env,
+    seed: tuple[int, ...],
+    weights: Weights,
+    lanes: Lanes[Rollout],
+) -> None:
+    """The actor: a rollout with exactly the weights that its number asks for, again and again."""
+    me = role()
+    mine = me.share_of(plan.num_envs)
+    method = method.behaviour(mine, plan.num_envs)
+    with Actor(method, net, env, mine, plan.num_steps, (*seed, me.incarnation), me.rank) as actor:
+        for number in lanes[me.rank].deliveries():  # a restarted actor goes on where its lane stands
+            actor.load(weights, version=max(0, number - plan.max_lag))
+            lanes[me.rank].put(actor.rollout(number))

@@ -1,0 +1,72 @@
+"""What an update tells: one schema of counters for every plan, and what the update's metrics were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.errors import ConfigError
+
+__all__ = ["Lag", "Report"]
+
+
+class Lag(NamedTuple):
+    """Policy lag over the steps of a batch, in updates: the learner's version less the one that acted."""
+
+    p50: float
+    p95: float
+    max: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one update did, and what the run has come to. Everything in it is a plain number or an array of them."""
+
+    version: int
+    """Updates behind the weights as they are now."""
+    env_steps: int
+    """Environment steps learned from so far, counted where they happened."""
+    gradient_steps: int
+    samples_learned: int
+    """Rows that entered a loss so far; a row counts each time."""
+    dropped: Mapping[str, int]
+    """Environment steps that were never learned from, by reason."""
+    episode_returns: np.ndarray[Any, np.dtype[np.float32]]
+    """Raw returns of the episodes that ended in this batch."""
+    episode_lengths: np.ndarray[Any, np.dtype[np.int32]]
+    lags: np.ndarray[Any, np.dtype[np.int32]]
+    """Policy lag of every step in the batch, in updates."""
+    metrics: Mapping[str, float]
+    """Means over this update, by CleanRL's names ("losses/policy_loss")."""
+    state: Callable[[], dict[str, Any]] | None = field(default=None, repr=False, compare=False)
+    """Given by the plan: returns what the plan holds."""
+
+    @property
+    def updates(self) -> int:
+        """How many updates there have been: as many as the version says."""
+        return self.version
+
+    @property
+    def replay_ratio(self) -> float:
+        """Samples learned per environment step so far."""
+        return self.samples_learned / max(1, self.env_steps)
+
+    @property
+    def lag(self) -> Lag:
+        """Policy lag of this batch."""
+        if not self.lags.size:
+            return Lag(0.0, 0.0, 0)
+        p50, p95 = np.percentile(self.lags, (50, 95))
+        return Lag(float(p50), float(p95), int(self.lags.max()))
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that the plan holds, to go on from with `run(…, state=…)`, while the plan waits at this report.
+
+        Raises ConfigError once the plan has gone on.
+        """
+        if self.state is None:
+            raise ConfigError("this report came from a learner by itself; a plan's reports have snapshots.")
+        return self.state()
