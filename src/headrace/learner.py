@@ -166,7 +166,8 @@ class Learner:
                 for replica in self._replicas:
                     method.after_update(replica.net, self.version)
             self.samples_learned += metrics.samples
-        return self._report({**metrics.means(), **{name: float(value) for name, value in described.items()}})
+        told = {**metrics.means(), **{name: float(value) for name, value in described.items()}}
+        return self._report(told, metrics.priorities)
 
     def gradient(self, batch: Struct) -> Gradient:
         """The mean gradient of a method with one loss, for somebody else to `apply`. Changes no weight."""
@@ -289,7 +290,7 @@ class Learner:
         for replica in self._replicas[1:]:
             replica.groups[name].flat.copy_(group.flat)
 
-    def _report(self, metrics: dict[str, float]) -> Report:
+    def _report(self, metrics: dict[str, float], priorities: Tensor | None) -> Report:
         returns, lengths, lags = self._heard.tell()
         return Report(
             version=self.version,
@@ -301,6 +302,7 @@ class Learner:
             episode_lengths=lengths,
             lags=lags,
             metrics=metrics,
+            priorities=priorities,
         )
 
     @contextmanager
@@ -343,11 +345,13 @@ class _Metrics:
         self._sums: dict[str, list[Tensor]] = {}
         self._weights: dict[str, list[Tensor]] = {}
         self._rows: list[Tensor] = []
+        self._priorities: list[Tensor] = []
 
     def add(self, losses: Sequence[Loss], weight: Tensor, first: bool) -> bool:
         """Take in one gradient step; False if it is beyond the limits that its loss sets."""
         if first:
             self._rows.append(weight)
+        self._priorities += [loss.priority.detach().cpu() for loss in losses if loss.priority is not None]
         limits = losses[0].limits
         sums = {
             name: torch.stack([loss.metrics[name].to(weight.device) for loss in losses]).sum()
@@ -361,6 +365,10 @@ class _Metrics:
         return all(
             float(self._mean((sums[name] / weight).reshape(1), weight)) <= limit for name, limit in limits.items()
         )
+
+    @property
+    def priorities(self) -> Tensor | None:
+        return torch.cat(self._priorities) if self._priorities else None
 
     @property
     def samples(self) -> int:

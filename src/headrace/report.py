@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from headrace.errors import ConfigError
 
@@ -23,7 +24,7 @@ class Lag(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What one update did, and what the run has come to. Everything in it is a plain number or an array of them."""
+    """What one update did, and what the run has come to: plain numbers and arrays of them, nothing with a graph."""
 
     version: int
     """Updates behind the weights as they are now."""
@@ -41,6 +42,8 @@ class Report:
     """Policy lag of every step in the batch, in updates."""
     metrics: Mapping[str, float]
     """Means over this update, by CleanRL's names ("losses/policy_loss")."""
+    priorities: Tensor | None = field(default=None, repr=False, compare=False)
+    """Of replayed rows, in the order in which they were learned [N]."""
     state: Callable[[], dict[str, Any]] | None = field(default=None, repr=False, compare=False)
     """Given by the plan: returns what the plan holds."""
 

@@ -128,15 +128,16 @@ def standardized(values: Tensor, weight: Tensor, mean: Callable[[Tensor, float],
     Raises ShapeError unless the shapes are equal.
     """
     _check("standardized", "weight", weight, values.shape)
-    unused = weight == 0
-    w = weight.detach().double()
+    weight = weight.detach()
+    unused = weight.logical_not()
+    w = weight.double()
     x = values.detach().double().masked_fill(unused, 0)
     wx = w * x
-    total, first, second = mean(torch.stack((w, wx, wx * x)).flatten(1).sum(1), 1.0).unbind()
-    centre, square = first / total, second / total
+    sums = mean(torch.stack((w, wx, wx * x)).flatten(1).sum(1), 1.0)
+    _, centre, square = (sums / sums[0]).unbind()
     variance = square - centre * centre
-    variance = variance.masked_fill(variance <= 1e-12 * square, torch.inf)  # x / ∞ = 0
-    return ((x - centre) * variance.rsqrt()).masked_fill_(unused, 0).to(values.dtype)
+    variance.masked_fill_(variance <= 1e-12 * square, torch.inf)  # x / ∞ = 0
+    return (x - centre).mul_(variance.rsqrt()).masked_fill_(unused, 0).to(values.dtype)
 
 
 def _backwards(constant: Tensor, factor: Tensor) -> Tensor:

@@ -192,7 +192,7 @@ class _Loop(CheckedVectorEnv):
             int(environment_seed(seed, index).generate_state(1)[0] >> 1) for index in self._indices
         ]
         self._seen = False
-        self._vector._env_obs = [_NONE_YET] * self.num_envs
+        self._vector._env_obs = [_NONE_YET] * self.num_envs  # type: ignore[list-item]
         try:
             observation = self._vector.reset(seed=seeds)[0]
         except (TypeError, ValueError):  # perhaps because the observations could not be stacked

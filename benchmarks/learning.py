@@ -1,0 +1,103 @@
+"""Whether methods learn: each task trained over several seeds, then played greedily with the last weights.
+
+    python -m benchmarks.learning ppo-cartpole --seeds 101 110 --write
+
+Tasks were tuned on seeds 1 to 5. Seeds 101 to 110 were run once; what came of them is in `benchmarks/learned/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace import A2C, PPO, Env, Gymnasium, Inline, Learner, Method, SyncBatches, evaluate
+from headrace.envs.toy import Recall
+
+EPISODES = 50
+LEARNED = Path(__file__).parent / "learned"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, for how long, and what the mean return of 50 fresh episodes must be."""
+
+    method: Method
+    env: Env
+    plan: SyncBatches
+    env_steps: int
+    threshold: float
+
+
+TASKS: Mapping[str, Task] = {
+    "ppo-cartpole": Task(
+        PPO(learning_rate=1e-3),
+        Gymnasium("CartPole-v1"),
+        SyncBatches(num_envs=16, num_steps=128),
+        100_000,
+        490,
+    ),
+    "a2c-cartpole": Task(
+        A2C(learning_rate=2e-3),
+        Gymnasium("CartPole-v1"),
+        SyncBatches(num_envs=16, num_steps=16),
+        200_000,
+        475,
+    ),
+    "a2c-recall": Task(
+        A2C(learning_rate=3e-3, memory="gru", ent_coef=0.01),
+        Recall(length=6),
+        SyncBatches(num_envs=16, num_steps=16),
+        100_000,
+        0.95,
+    ),
+    "a2c-recall-forward": Task(
+        A2C(learning_rate=3e-3, ent_coef=0.01),
+        Recall(length=6),
+        SyncBatches(num_envs=16, num_steps=16),
+        100_000,
+        0.0,
+    ),
+}
+
+
+def train(task: Task, seed: int) -> dict[str, Any]:
+    """Train and evaluate once, on Inline: every placement gives the same weights."""
+    began = time.perf_counter()
+    learner = Learner(task.method, task.env.spec, seed=seed)
+    for report in task.plan.run(learner, task.env, Inline(), env_steps=task.env_steps):  # noqa: B007
+        pass
+    returns = evaluate(learner.method, learner.net, task.env, EPISODES, seed)
+    return {
+        "seed": seed,
+        "score": round(float(returns.mean()), 3),
+        "env_steps": report.env_steps,
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("--seeds", type=int, nargs=2, default=(1, 5), metavar=("FIRST", "LAST"))
+    parser.add_argument("--write", action="store_true", help="keep the results in benchmarks/learned/TASK.json")
+    arguments = parser.parse_args()
+    task = TASKS[arguments.task]
+    results = []
+    for seed in range(arguments.seeds[0], arguments.seeds[1] + 1):
+        results.append(train(task, seed))
+        print(json.dumps(results[-1]), flush=True)
+    passed = sum(result["score"] >= task.threshold for result in results)
+    print(f"{arguments.task}: {passed} of {len(results)} reach {task.threshold}")
+    if arguments.write:
+        LEARNED.mkdir(exist_ok=True)
+        data = {"task": arguments.task, "setting": repr(task), "results": results}
+        (LEARNED / f"{arguments.task}.json").write_text(json.dumps(data, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
