@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -152,10 +153,11 @@ def _backwards(constant: Tensor, factor: Tensor) -> Tensor:
         x, f = constant.numpy(), factor.numpy()
     rows, span = len(x), 1
     f = f[:-1]  # f[t] leads from row t to row t + span
-    while span < rows:
-        x[:-span] += f * x[span:]
-        f = f[:-span] * f[span:]
-        span *= 2
+    with np.errstate(over="ignore", invalid="ignore"):  # as silent as torch where numbers have diverged
+        while span < rows:
+            x[:-span] += f * x[span:]
+            f = f[:-span] * f[span:]
+            span *= 2
     return constant
 
 
