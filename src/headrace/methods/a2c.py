@@ -41,15 +41,18 @@ class A2C(ActorCriticMethod):
         log_prob, entropy, value = self.evaluate(net, batch)
         policy_loss = policy_gradient(log_prob, batch.advantage)
         value_loss = squared_error(value, batch.target)
-        loss = policy_loss + self.vf_coef * value_loss - self.ent_coef * entropy
+        loss = torch.add(policy_loss, value_loss, alpha=self.vf_coef)
+        if self.ent_coef:
+            loss = loss - self.ent_coef * entropy
         weight = batch.weight
         with torch.no_grad():
-            metrics = {
-                "losses/policy_loss": (weight * policy_loss).sum(),
-                "losses/value_loss": (weight * value_loss).sum(),
-                "losses/entropy": (weight * entropy).sum(),
-            }
-        yield Loss(total=(weight * loss).sum(), weight=weight.sum(), max_grad_norm=self.max_grad_norm, metrics=metrics)
+            metrics = self.summed(weight, policy_loss=policy_loss, value_loss=value_loss, entropy=entropy)
+        yield Loss(
+            total=torch.dot(weight.flatten(), loss.flatten()),
+            weight=weight.sum(),
+            max_grad_norm=self.max_grad_norm,
+            metrics=metrics,
+        )
 
     def optimizers(self, net: nn.Module) -> dict[str, Optimizer]:
         return {

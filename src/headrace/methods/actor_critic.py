@@ -153,6 +153,11 @@ class ActorCriticMethod(Method):
         log_prob, entropy = net.distribution.evaluate(net.logits(features), batch.action)
         return log_prob, entropy, net.values(features)
 
+    def summed(self, weight: Tensor, **rows: Tensor) -> dict[str, Tensor]:
+        """Weighted sums of what is to be reported, by CleanRL's names."""
+        sums = torch.stack([row.flatten() for row in rows.values()]) @ weight.flatten()
+        return dict(zip((f"losses/{name}" for name in rows), sums.unbind(), strict=True))
+
     def anneal(self, progress: float) -> Self:
         if not self.anneal_lr:
             return self

@@ -77,18 +77,21 @@ class PPO(ActorCriticMethod):
             value_loss = squared_error(value, batch.target)
         else:
             value_loss = clipped_squared_error(value, batch.value, batch.target, self.clip_range_vf)
-        loss = policy_loss + self.vf_coef * value_loss - self.ent_coef * entropy
+        loss = torch.add(policy_loss, value_loss, alpha=self.vf_coef)
+        if self.ent_coef:
+            loss = loss - self.ent_coef * entropy
         weight = batch.weight
         with torch.no_grad():
-            metrics = {
-                "losses/policy_loss": (weight * policy_loss).sum(),
-                "losses/value_loss": (weight * value_loss).sum(),
-                "losses/entropy": (weight * entropy).sum(),
-                "losses/approx_kl": (weight * approximate_kl(log_ratio)).sum(),
-                "losses/clipfrac": (weight * clipped_share(log_ratio, self.clip_range)).sum(),
-            }
+            metrics = self.summed(
+                weight,
+                policy_loss=policy_loss,
+                value_loss=value_loss,
+                entropy=entropy,
+                approx_kl=approximate_kl(log_ratio),
+                clipfrac=clipped_share(log_ratio, self.clip_range),
+            )
         yield Loss(
-            total=(weight * loss).sum(),
+            total=torch.dot(weight.flatten(), loss.flatten()),
             weight=weight.sum(),
             max_grad_norm=self.max_grad_norm,
             metrics=metrics,
