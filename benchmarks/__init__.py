@@ -1,1 +1,1 @@
-"""Headrace beside its peers, measured in turn: `python -m benchmarks toy|transport|weights|counting`."""
+"""Headrace beside its peers, measured in turn: `python -m benchmarks WORKLOAD`."""

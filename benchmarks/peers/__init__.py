@@ -7,12 +7,16 @@ import shutil
 import subprocess
 import sys
 import venv
+from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
-
 INSTALL_TIMEOUT = 900.0
-REQUIREMENTS = {"ray": ["ray", f"numpy=={np.__version__}"]}
+PINNED = ("numpy", "torch")  # to our own versions; a bare `torch` would pull gigabytes of CUDA libraries
+REQUIREMENTS = {
+    "ray": ["ray", "numpy"],
+    "rllib": ["ray[rllib]", "torch", "numpy"],
+    "sb3": ["stable-baselines3", "torch", "numpy"],
+}
 
 
 def folder() -> Path:
@@ -24,14 +28,14 @@ def python_with(peer: str) -> str | None:
     """The interpreter of this peer's environment, made at the first use; None, with a message, if that fails."""
     home = folder() / peer
     python, done = home / "bin" / "python", home / "installed.txt"
-    wanted = " ".join(REQUIREMENTS[peer])
-    if done.is_file() and done.read_text() == wanted:
+    wanted = [f"{name}=={_our_version(name)}" if name in PINNED else name for name in REQUIREMENTS[peer]]
+    if done.is_file() and done.read_text() == " ".join(wanted):
         return str(python)
     print(f"{peer}: installing into {home}", file=sys.stderr)
     try:
         venv.create(home, clear=True, with_pip=True)
         subprocess.run(
-            [python, "-m", "pip", "install", "--quiet", *REQUIREMENTS[peer]],
+            [python, "-m", "pip", "install", "--quiet", *wanted],
             check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=INSTALL_TIMEOUT,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
@@ -39,5 +43,10 @@ def python_with(peer: str) -> str | None:
         print(f"{peer}: skipped, its installation failed: {said[-1] if said else error}", file=sys.stderr)
         shutil.rmtree(home, ignore_errors=True)
         return None
-    done.write_text(wanted)
+    done.write_text(" ".join(wanted))
     return str(python)
+
+
+def _our_version(name: str) -> str:
+    """Without a build: its wheel for the CPU is found by the version alone."""
+    return version(name).partition("+")[0]

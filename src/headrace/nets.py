@@ -34,7 +34,7 @@ class _Tanh(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         given: Tensor = torch.ops.aten.tanh_backward(gradient, y)
