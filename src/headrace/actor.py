@@ -92,12 +92,14 @@ class Actor:
                 observation, reward[step], terminated[step], truncated[step] = self._env.step(action.numpy())
                 written[step + 1] = observation
                 actions.append(decision.action)
-                log_probs.append(decision.log_prob)
+                if decision.log_prob is not None:
+                    log_probs.append(decision.log_prob)
                 if decision.memory is not None:  # forgotten where this row was a reset: the next begins an episode
                     memory = self._forget(decision.memory, resets)
                     resets = terminated[step] | truncated[step]
             torch.stack(actions, out=rollout.action)
-            torch.stack(log_probs, out=rollout.log_prob)
+            if rollout.log_prob is not None:
+                torch.stack(log_probs, out=rollout.log_prob)
         self._memory = memory
         self._observation = written[-1].copy()
         self._account(terminated | truncated)

@@ -36,8 +36,8 @@ class Rollout(Struct):
     """As the environment's spec says; the last row is what the last step led to."""
     action: Tree = axes("T B ...")
     """What the policy chose. `Decision.environment_action` says what the environment was given for it."""
-    log_prob: Tensor = axes("T B", torch.float32)
-    """Of the action under the behaviour policy, in nats."""
+    log_prob: Tensor | None = axes("T B", torch.float32, default=None)
+    """Of the action under the behaviour policy, in nats; absent where the method does not tell."""
     reward: Tensor = axes("T B", torch.float32)
     terminated: Tensor = axes("T B", torch.bool)
     """The task ended with this step: nothing comes after it."""
@@ -68,8 +68,8 @@ class Decision(Struct):
 
     action: Tree = axes("B ...")
     """In the policy's own units: what `log_prob` is the probability of, and what a loss is computed from."""
-    log_prob: Tensor = axes("B", torch.float32)
-    """In nats."""
+    log_prob: Tensor | None = axes("B", torch.float32, default=None)
+    """In nats; absent from a method that has no use for it."""
     environment_action: Tree | None = axes("B ...", default=None)
     """What the environment is given, in its units, where that is not the action itself."""
     memory: Tree | None = axes("B ...", default=None)
@@ -103,3 +103,5 @@ class Gradient(Struct):
     """Of the mean loss, by all parameters of the group, one after the other."""
     weight: Tensor = axes("1", torch.float64)
     """How many rows the mean is over."""
+    max_grad_norm: Tensor = axes("1", torch.float64)
+    """What the mean over everybody is scaled down to before the step; infinite: nothing."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from headrace.errors import ConfigError
 from headrace.spaces import Box, Discrete, Space
@@ -62,12 +63,41 @@ class Categorical(Distribution):
         return action.squeeze(-1), log_prob.squeeze(-1)
 
     def evaluate(self, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        log_probs = logits.log_softmax(-1)
-        log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        return log_prob, -(log_probs.exp() * log_probs).sum(-1)
+        log_prob, entropy = _CategoricalTerms.apply(logits, action)  # type: ignore[no-untyped-call]
+        return log_prob, entropy
 
     def environment_action(self, action: Tensor) -> Tensor | None:
         return action + self.start if self.start else None
+
+
+class _CategoricalTerms(torch.autograd.Function):
+    """The log-probability of an action and the entropy, as one operation: ten recorded ones take three times as long.
+
+    With p = softmax(l) and H the entropy, ∂ log p_a / ∂ l_i = [i = a] - p_i and ∂H / ∂ l_i = -p_i (log p_i + H).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs = logits.log_softmax(-1)
+        probs = log_probs.exp()
+        index = action.unsqueeze(-1)
+        entropy = -(probs * log_probs).sum(-1)
+        ctx.save_for_backward(log_probs, probs, index, entropy)
+        ctx.set_materialize_grads(False)
+        return log_probs.gather(-1, index).squeeze(-1), entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_log_prob: Tensor | None, of_entropy: Tensor | None) -> tuple[Tensor | None, None]:
+        log_probs, probs, index, entropy = ctx.saved_tensors
+        gradient = None
+        if of_log_prob is not None:
+            of_log_prob = of_log_prob.unsqueeze(-1)
+            gradient = (probs * -of_log_prob).scatter_add_(-1, index, of_log_prob)
+        if of_entropy is not None:
+            part = probs * (log_probs + entropy.unsqueeze(-1)) * of_entropy.unsqueeze(-1)
+            gradient = -part if gradient is None else gradient.sub_(part)
+        return gradient, None
 
 
 class _Scaled(Distribution):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from headrace.struct import Struct
 
 __all__ = ["Learner"]
 
+_building = threading.Lock()  # whoever builds has the global generator for itself
 _ALIGN = 16  # numbers: parameters begin at multiples of 64 bytes, as memory of their own would
 
 
@@ -117,6 +119,9 @@ class Learner:
             name: [parameter for group in optimizer.param_groups for parameter in group["params"]]
             for name, optimizer in self.method.optimizers(net).items()
         }
+        every = [id(parameter) for parameters in groups.values() for parameter in parameters]
+        if len(every) != len(set(every)):
+            raise ConfigError(f"a parameter is in two of the optimizers {', '.join(groups)}; each belongs to one.")
         return _Replica(net, groups)
 
     @property
@@ -161,30 +166,42 @@ class Learner:
             for minibatch in method.minibatches(batch, self._rng, mean):
                 if not self._learn(minibatch, mean, metrics):
                     break
-            self.version += 1
-            with torch.no_grad():
-                for replica in self._replicas:
-                    method.after_update(replica.net, self.version)
+            self._finish()
             self.samples_learned += metrics.samples
         told = {**metrics.means(), **{name: float(value) for name, value in described.items()}}
         return self._report(told, metrics.priorities)
 
-    def gradient(self, batch: Struct) -> Gradient:
-        """The mean gradient of a method with one loss, for somebody else to `apply`. Changes no weight."""
-        with self._settings():
-            losses, weight = self._differentiate(self._begin(batch))
-            flat = self._replicas[0].groups[losses[0].group].gradient / weight
-        return Gradient(flat=flat, weight=weight.double().reshape(1).cpu())
+    def gradient(self, batch: Struct, mean: Mean = identity) -> Gradient:
+        """The mean gradient over a batch, for somebody else to `apply`. Changes no weight.
 
-    def apply(self, gradient: Gradient, max_grad_norm: float | None = None) -> None:
+        Raises ConfigError unless the method learns from a batch in one gradient step of one group.
+        """
+        minibatches = list(self._annealed.minibatches(batch, self._rng, mean))
+        if len(self._optimizers) != 1 or len(minibatches) != 1:
+            raise ConfigError(
+                f"{type(self.method).__name__} learns from a batch in {len(minibatches)} minibatches and has "
+                f"{len(self._optimizers)} optimizers; only one gradient step of one optimizer is a gradient to hand on."
+            )
+        with self._settings():
+            losses, weight = self._differentiate(self._begin(minibatches[0]))
+            flat = self._replicas[0].groups[losses[0].group].gradient / weight
+        norm = losses[0].max_grad_norm
+        return Gradient(
+            flat=flat,
+            weight=weight.double().reshape(1).cpu(),
+            max_grad_norm=torch.tensor([torch.inf if norm is None else norm], dtype=torch.float64),
+        )
+
+    def apply(self, gradient: Gradient) -> None:
         """Step with a gradient that was computed elsewhere, which makes the next version."""
         (name,) = self._optimizers
         with self._settings():
             self._replicas[0].groups[name].gradient.copy_(gradient.flat)
-            self._step(name, max_grad_norm)
+            norm = float(gradient.max_grad_norm)
+            self._step(name, None if norm == float("inf") else norm)
             self.gradient_steps += 1
-            self.version += 1
-            self._annealed.after_update(self.net, self.version)
+            self.samples_learned += round(float(gradient.weight))
+            self._finish()
 
     def state(self) -> dict[str, Any]:
         """All that learning goes on from: network, optimizers, counters and generator, as copies."""
@@ -218,6 +235,13 @@ class Learner:
             setattr(self, name, value)
         self.dropped = dict(state["dropped"])
 
+    def _finish(self) -> None:
+        """Make it the next version."""
+        self.version += 1
+        with torch.no_grad():
+            for replica in self._replicas:
+                self._annealed.after_update(replica.net, self.version)
+
     # One gradient step
 
     def _learn(self, minibatch: Struct, mean: Mean, metrics: _Metrics) -> bool:
@@ -243,12 +267,16 @@ class Learner:
         """The parts of a minibatch whose gradients are computed one after the other: on which replica, which losses."""
         method, step, replicas = self._annealed, self.gradient_steps, self._replicas
         if len(replicas) == 1 and self.microbatch_size is None:
+            if self.devices[0].type != "cpu":
+                minibatch = minibatch.to(self.devices[0])
             return [(replicas[0], method.losses(self.net, minibatch, step))]
         names = minibatch.axis_names
-        axis = "B" if "B" in names else "T*B"
+        axis = "T*B" if "T*B" in names else "B"
         total = minibatch.size(axis)
-        rows = minibatch.size("T") if "T" in names else 1  # in each column of a batch that has both axes
-        size = total if self.microbatch_size is None else max(1, self.microbatch_size // rows)
+        rows = (
+            minibatch.size("T") if axis == "B" and "T" in names else 1
+        )  # in each column of a batch that has both axes
+        size = max(1, total if self.microbatch_size is None else self.microbatch_size // rows)
         parts = []
         for number, (replica, device) in enumerate(zip(replicas, self.devices, strict=True)):
             low, high = total * number // len(replicas), total * (number + 1) // len(replicas)
@@ -387,7 +415,7 @@ class _Metrics:
 
 @contextmanager
 def _own_randomness(seed: int) -> Iterator[torch.Generator]:
-    """A generator to build a network with, which also stands for torch's global one meanwhile."""
-    with torch.random.fork_rng(devices=[]):
+    """A generator to build a network with, while torch's global one, for layers that ask it, begins from the seed."""
+    with _building, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield torch.Generator().manual_seed(seed)

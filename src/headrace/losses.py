@@ -43,10 +43,12 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip_range: float) -
     """
     if log_ratio.shape != advantage.shape:
         raise _unequal("clipped_surrogate", "advantage", advantage, "log_ratio", log_ratio)
-    advantage = advantage.detach()
-    ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
-    return -torch.minimum(ratio * advantage, clipped * advantage)
+    cost = -advantage.detach()
+    loss = log_ratio.exp() * cost
+    with torch.no_grad():  # the clipped loss is a constant: recording how it is computed would only take time
+        clipped = log_ratio.exp().clamp_(1 - clip_range, 1 + clip_range).mul_(cost)
+        moves = loss >= clipped
+    return torch.where(moves, loss, clipped)
 
 
 def squared_error(value: Tensor, target: Tensor) -> Tensor:

@@ -43,9 +43,9 @@ class Method(ABC):
     def act(self, net: nn.Module, observation: Tree, memory: Tree | None, noise: Tree) -> Decision:
         """Choose for B observations [B, ...]. noise None: the mode of the policy, for evaluation."""
 
-    @abstractmethod
     def prepare(self, net: nn.Module, rollout: Rollout) -> Struct:
         """What an update learns from, with targets, from what the actors sent. Runs without gradients."""
+        return rollout
 
     def minibatches(self, batch: Struct, rng: torch.Generator, mean: Mean) -> Iterator[Struct]:
         """What each gradient step learns from; by default the batch, once.
@@ -112,7 +112,7 @@ class Method(ABC):
         return Rollout(
             observation=observation,
             action=torch.zeros((num_steps, *action.shape), dtype=action.dtype),
-            log_prob=rows(torch.float32),
+            log_prob=None if decision.log_prob is None else rows(torch.float32),
             reward=rows(torch.float32),
             terminated=rows(torch.bool),
             truncated=rows(torch.bool),

@@ -61,7 +61,7 @@ class ActorCriticMethod(Method):
     hidden: tuple[int, ...] = (64, 64)
     """Units of each hidden layer of a tower."""
     activation: str = "tanh"
-    """After each hidden layer: tanh, relu or silu."""
+    """After each hidden layer: tanh or relu."""
     shared: bool = False
     """Let policy and value share their hidden layers."""
     memory: str | None = None
@@ -130,7 +130,7 @@ class ActorCriticMethod(Method):
         return Batch(
             observation=optree.tree_map(lambda leaf: leaf[:-1], rollout.observation, namespace=NAMESPACE),
             action=rollout.action,
-            log_prob=rollout.log_prob,
+            log_prob=cast(Tensor, rollout.log_prob),
             value=value,
             advantage=advantage,
             target=advantage + value,
