@@ -297,9 +297,10 @@ class Crew(Protocol):
         banks: int = 1,
         history: Sequence[tuple[Note, Sequence[Tensor]]] = (),
         name: str | None = None,
+        version: int = 0,
         **note: Any,
     ) -> Weights:
-        """A store for versions of `source`, which it holds as version 0, or whatever `history` holds."""
+        """A store for versions of `source`, which it holds as that version, or whatever `history` holds."""
 
     def group(self, size: int, like: Tensor | None = None, name: str | None = None) -> Group:
         """A group of `size` copies of one role. like: the vector [N] that `mean` will take."""

@@ -136,12 +136,8 @@ class Learner:
     def anneal(self, progress: float) -> None:
         """Learn from now on with what the method's schedules give at this share (0 to 1) of the run."""
         annealed = self.method.anneal(min(1.0, progress))
-        if annealed == self._annealed:
-            return
-        self._annealed = annealed
-        for name, fresh in annealed.optimizers(self.net).items():
-            for group, given in zip(self._optimizers[name].param_groups, fresh.param_groups, strict=True):
-                group.update({key: value for key, value in given.items() if key != "params"})
+        if annealed != self._annealed:
+            self._learn_by(annealed)
 
     def prepare(self, rollout: Rollout) -> Struct:
         """Count a rollout and make of it what `update` learns from."""
@@ -208,7 +204,7 @@ class Learner:
         return copy.deepcopy(
             {
                 "net": self.net.state_dict(),
-                "optimizers": {name: optimizer.state_dict() for name, optimizer in self._optimizers.items()},
+                "optimizers": {name: optimizer.state_dict()["state"] for name, optimizer in self._optimizers.items()},
                 "rng": self._rng.get_state(),
                 "counters": {
                     "version": self.version,
@@ -226,14 +222,22 @@ class Learner:
             for replica in self._replicas:
                 replica.net.load_state_dict(state["net"])
             for name, optimizer in self._optimizers.items():
-                optimizer.load_state_dict(copy.deepcopy(state["optimizers"][name]))
-        except (KeyError, RuntimeError, ValueError) as error:
+                held = copy.deepcopy(state["optimizers"][name])  # without settings: those are the method's
+                optimizer.load_state_dict({"state": held, "param_groups": optimizer.state_dict()["param_groups"]})
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise ConfigError(f"this state is not of {type(self.method).__name__} on this network: {error}") from error
-        self._annealed = self.method
+        self._learn_by(self.method)  # not by the learning rate of whom the state is from
         self._rng.set_state(state["rng"])
         for name, value in state["counters"].items():
             setattr(self, name, value)
         self.dropped = dict(state["dropped"])
+
+    def _learn_by(self, method: Method) -> None:
+        """Let the optimizers take over what this method sets, and keep their state."""
+        self._annealed = method
+        for name, fresh in method.optimizers(self.net).items():
+            for group, given in zip(self._optimizers[name].param_groups, fresh.param_groups, strict=True):
+                group.update({key: value for key, value in given.items() if key != "params"})
 
     def _finish(self) -> None:
         """Make it the next version."""
@@ -335,11 +339,12 @@ class Learner:
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
-        """Compute with this learner's threads, and leave the caller's as they were."""
+        """Compute with this learner's threads and with gradients, and leave the caller's settings as they were."""
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
-            yield
+            with torch.inference_mode(False), torch.enable_grad():
+                yield
         finally:
             torch.set_num_threads(before)
 

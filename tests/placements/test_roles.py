@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import os
 import threading
@@ -612,3 +613,31 @@ def test_placements_are_values() -> None:
     assert {Inline(): 1}[Inline()] == 1
     with pytest.raises(AttributeError):
         Inline().poison = True  # type: ignore[misc]
+
+
+def test_a_class_of_the_driver_stays_as_it_is(place) -> None:
+    """Where roles share the driver's process, a class that travels by value is not written over."""
+    heard = []
+
+    class Kind(enum.Enum):
+        ONE = 1
+
+    class Told:
+        kind = Kind.ONE
+
+        def tell(self) -> None:
+            heard.append(self.kind)
+
+    def work(told, out) -> None:
+        told.tell()
+        out.put((type(told).__name__, told.kind.value))
+
+    function = Told.tell
+    with place.crew() as crew:
+        out = crew.channel()
+        crew.start(work, Told(), out)
+        assert out.take() == ("Told", 1)
+    assert Told.tell is function
+    before = len(heard)
+    Told().tell()
+    assert heard[before:] == [Kind.ONE]

@@ -166,6 +166,7 @@ class BaseCrew(ABC):
         banks: int = 1,
         history: Sequence[tuple[Note, Sequence[Tensor]]] = (),
         name: str | None = None,
+        version: int = 0,
         **note: Any,
     ) -> BankedWeights:
         """See `headrace.channel.Crew.weights`."""
@@ -175,7 +176,7 @@ class BaseCrew(ABC):
             raise ConfigError(f"{name}: banks={banks}; give at least 1 (max_lag + 1).")
         layout = WeightsLayout(source)
         past = [(note, layout.checked(tensors)) for note, tensors in history] or [
-            (Note(0, note), layout.tensors(source))
+            (Note(version, note), layout.tensors(source))
         ]
         what = f"{name} ({banks} banks of {layout.nbytes:,} bytes)"
         weights = BankedWeights(self.id, name, self.memory.allocate(weights_bytes(banks, layout), what), banks, layout)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from headrace.errors import ConfigError, ShapeError
 from headrace.place.memory import aligned
+from headrace.place.unpickling import loads
 from headrace.struct import NAMESPACE, Struct
 
 __all__ = [
@@ -332,14 +333,14 @@ class PickleLayout:
 
 class _PickleSlot:
     def __init__(self, memory: memoryview) -> None:
-        self._memory, self._length = memory[8:], memory[:8].cast("q")
+        self._memory, self._length = memory[8:], memory[:8].cast("q")  # negative where cloudpickle made it
         self.nbytes = 0
 
     def write(self, item: Any) -> None:
         try:
-            data = pickle.dumps(item, 5)
+            data, sign = pickle.dumps(item, 5), 1
             if b"__main__" in data:  # a reader in another process has another __main__
-                data = cloudpickle.dumps(item, 5)
+                data, sign = cloudpickle.dumps(item, 5), -1
         except Exception as error:
             raise ConfigError(f"a {type(item).__name__} cannot be sent as a control value: {error}") from error
         if len(data) > len(self._memory):
@@ -348,10 +349,12 @@ class _PickleSlot:
                 f"{len(data):,}. Make the channel with like=… for data of a known shape."
             )
         self._memory[: len(data)] = data
-        self._length[0] = self.nbytes = len(data)
+        self.nbytes = len(data)
+        self._length[0] = sign * len(data)
 
     def read(self) -> Any:
-        return pickle.loads(self._memory[: self._length[0]])
+        length = self._length[0]
+        return pickle.loads(self._memory[:length]) if length > 0 else loads(self._memory[:-length])
 
     def read_to(self, device: str | torch.device) -> Any:
         return self.read()

@@ -24,6 +24,7 @@ from headrace.place.crew import BaseCrew
 from headrace.place.keeper import MESSAGE_BYTES, REFUSED, SPINS, Orders, Settings
 from headrace.place.life import Failure, Post
 from headrace.place.memory import SharedMemory
+from headrace.place.unpickling import loads
 
 __all__ = ["ProcessCrew", "Processes"]
 
@@ -129,7 +130,7 @@ class ProcessCrew(BaseCrew):
         status = self.board.get(post.index, b.STATUS)
         if self.board.get(post.index, b.STATE) == b.FAILED:
             report = self.memory.view(b.report_offset(post.index), b.REPORT_BYTES)
-            what, text, cause = pickle.loads(report[8 : 8 + report[:8].cast("q")[0]])
+            what, text, cause = loads(report[8 : 8 + report[:8].cast("q")[0]])
             cause = cause or Exception(what)
             cause.__cause__ = _RoleTraceback(text)
             code = cause.code if isinstance(cause, SystemExit) and isinstance(cause.code, int) else 1

@@ -16,6 +16,7 @@ import cloudpickle
 
 from headrace.errors import ConfigError
 from headrace.place.handle import Handle, shipped
+from headrace.place.unpickling import loads
 
 __all__ = ["ship", "unship"]
 
@@ -44,8 +45,8 @@ def ship(function: Callable[..., Any], args: tuple[Any, ...], name: str) -> tupl
 
 
 def unship(data: bytes | memoryview) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The function and its arguments, new copies each time."""
-    function, args = pickle.loads(data)
+    """The function and its arguments, new copies each time, but for classes that this process has."""
+    function, args = loads(data)
     return function, args
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -39,8 +40,9 @@ class SyncBatches:
 
     def __post_init__(self) -> None:
         for name, least in (("actors", 1), ("num_envs", 1), ("num_steps", 1), ("max_lag", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)}: give at least {least}.")
+            given = getattr(self, name)
+            if not isinstance(given, int) or isinstance(given, bool) or given < least:
+                raise ConfigError(f"{name}={given!r}: give an integer from {least} on.")
         if self.num_envs % self.actors:
             below = self.num_envs // self.actors * self.actors
             fitting = [str(count) for count in (below, below + self.actors) if count]
@@ -65,33 +67,43 @@ class SyncBatches:
         learner.method.check(self.num_steps, self.num_envs)
         if env.spec != learner.spec:
             raise ConfigError(f"the learner was built for {learner.spec}; this environment has {env.spec}.")
-        return self._run(learner, env, place, env_steps, state or {})
+        if env_steps != env_steps:
+            raise ConfigError(f"env_steps={env_steps}: give a number of environment steps.")
+        if state is not None and not {"learner", "weights"} <= set(state):
+            raise ConfigError(f"state has {sorted(state) or 'nothing'}; give what a report's snapshot() returned.")
+        return self._run(learner, env, place, env_steps, state)
 
     def _run(
-        self, learner: Learner, env: Env, place: Placement, env_steps: int, state: Mapping[str, Any]
+        self, learner: Learner, env: Env, place: Placement, env_steps: int, state: Mapping[str, Any] | None
     ) -> Iterator[Report]:
-        share = self.num_envs // self.actors
-        if state:
+        history = ()
+        if state is not None:
             learner.load_state(state["learner"])
-        start = learner.version
+            history = state["weights"][-self.max_lag - 1 :]
+        start, running = learner.version, True
+        oldest = history[0][0].version if history else start  # nobody can act with weights from before
+
+        def snapshot(version: int) -> dict[str, Any]:
+            if not running or learner.version != version:
+                raise ConfigError(f"the plan has gone on from the report of version {version}; ask at that report.")
+            return {"learner": learner.state(), "weights": weights.history()}
+
         with place.crew(learner.seed) as crew:
-            weights = crew.weights(learner.acting, self.max_lag + 1, state.get("weights", ()), name="weights")
-            lanes = crew.lanes(
-                self.actors, max(1, self.max_lag), learner.example(self.num_steps, share), start, name="rollouts"
-            )
+            weights = crew.weights(learner.acting, self.max_lag + 1, history, name="weights", version=start)
+            like = learner.example(self.num_steps, self.num_envs // self.actors)
+            lanes = crew.lanes(self.actors, max(1, self.max_lag), like, start, name="rollouts")
             seed = (learner.seed, start)
-            crew.start(collect, self, learner.method, learner.acting, env, seed, weights, lanes, copies=self.actors)
-
-            def snapshot() -> dict[str, Any]:
-                if learner.version != report.version:
-                    raise ConfigError(f"the plan has gone on from the report of version {report.version}.")
-                return {"learner": learner.state(), "weights": weights.history()}
-
-            while learner.env_steps < env_steps:
-                learner.anneal(learner.env_steps / env_steps)
-                report = learner.update(learner.prepare(Rollout.cat(lanes.take_each())))
-                weights.publish(learner.acting, learner.version, progress=learner.env_steps / env_steps)
-                yield replace(report, state=snapshot)
+            crew.start(
+                collect, self, learner.method, learner.acting, env, seed, oldest, weights, lanes, copies=self.actors
+            )
+            try:
+                while learner.env_steps < env_steps:
+                    learner.anneal(learner.env_steps / env_steps)
+                    report = learner.update(learner.prepare(Rollout.cat(lanes.take_each())))
+                    weights.publish(learner.acting, learner.version, progress=learner.env_steps / env_steps)
+                    yield replace(report, state=partial(snapshot, learner.version))
+            finally:
+                running = False
 
 
 def collect(
@@ -100,6 +112,7 @@ def collect(
     net: nn.Module,
     env: Env,
     seed: tuple[int, ...],
+    oldest: int,
     weights: Weights,
     lanes: Lanes[Rollout],
 ) -> None:
@@ -109,5 +122,5 @@ def collect(
     method = method.behaviour(mine, plan.num_envs)
     with Actor(method, net, env, mine, plan.num_steps, (*seed, me.incarnation), me.rank) as actor:
         for number in lanes[me.rank].deliveries():  # a restarted actor goes on where its lane stands
-            actor.load(weights, version=max(0, number - plan.max_lag))
+            actor.load(weights, version=max(oldest, number - plan.max_lag))
             lanes[me.rank].put(actor.rollout(number))
