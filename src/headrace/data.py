@@ -15,8 +15,8 @@ An auto-reset row (`valid` false) is no environment step: it enters no loss, no 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -76,8 +76,10 @@ class Decision(Struct):
     """What a recurrent policy remembers from now on."""
 
 
-@dataclass(frozen=True)
-class Loss:
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Loss(NamedTuple):
     """A sum over some rows, which the learner divides by its weight when all parts of a minibatch are in."""
 
     total: Tensor
@@ -88,9 +90,9 @@ class Loss:
     """Which of the method's optimizers takes a step for it."""
     max_grad_norm: float | None = None
     """The gradient of the group is scaled down to this Euclidean norm."""
-    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, Tensor] = _NOTHING
     """What to report: detached sums over the same rows, divided by the same weight."""
-    limits: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = _NOTHING
     """When one of these metrics is higher than this, the update ends before this step is taken."""
     priority: Tensor | None = None
     """For replayed rows [B]: how much each should be replayed from now on."""

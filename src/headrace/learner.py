@@ -7,11 +7,13 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
+from torch.optim import Optimizer
 
 from headrace.data import Gradient, Loss, Mean, Rollout
 from headrace.errors import ConfigError
@@ -22,6 +24,7 @@ from headrace.struct import Struct
 
 __all__ = ["Learner"]
 
+_ELEMENTWISE = (optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.SGD)
 _building = threading.Lock()  # whoever builds has the global generator for itself
 _ALIGN = 16  # numbers: parameters begin at multiples of 64 bytes, as memory of their own would
 
@@ -32,27 +35,39 @@ def identity(vector: Tensor, weight: Tensor | float) -> Tensor:
 
 
 class _Group:
-    """Parameters that one optimizer steps, as views of one vector, beside their gradients as views of another."""
+    """The parameters that one optimizer steps, as views of one vector, beside their gradients as views of another.
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = list(parameters)
+    parts: the parameters of each of the optimizer's own groups, which may have settings of their own.
+    """
+
+    def __init__(self, parts: Sequence[Sequence[nn.Parameter]]) -> None:
+        self.parameters = [parameter for part in parts for parameter in part]
         first = self.parameters[0]
-        offsets, end = [], 0
-        for parameter in self.parameters:
-            if parameter.dtype != first.dtype:
-                raise ConfigError(f"the parameters of a group have one dtype; found {first.dtype}, {parameter.dtype}.")
-            offsets.append(end)
-            end += -(-parameter.numel() // _ALIGN) * _ALIGN
+        offsets, ends, end = [], [], 0
+        for part in parts:
+            for parameter in part:
+                if parameter.dtype != first.dtype:
+                    raise ConfigError(
+                        f"the parameters of an optimizer have one dtype; found {first.dtype} and {parameter.dtype}."
+                    )
+                offsets.append(end)
+                end += -(-parameter.numel() // _ALIGN) * _ALIGN
+            ends.append(end)
         self.flat = torch.zeros(end, dtype=first.dtype, device=first.device)
         self.gradient = torch.zeros_like(self.flat)
         self.views = []
         for parameter, offset in zip(self.parameters, offsets, strict=True):
-            part = slice(offset, offset + parameter.numel())
-            view = self.flat[part].view_as(parameter)
+            span = slice(offset, offset + parameter.numel())
+            view = self.flat[span].view_as(parameter)
             view.copy_(parameter.detach())
             parameter.data = view
-            parameter.grad = self.gradient[part].view_as(parameter)
+            parameter.grad = self.gradient[span].view_as(parameter)
             self.views.append((view.data_ptr(), parameter.grad))
+        self.vectors = []
+        for low, high in pairwise([0, *ends]):
+            vector = nn.Parameter(self.flat[low:high])
+            vector.grad = self.gradient[low:high]
+            self.vectors.append(vector)
 
     def check(self, name: str) -> None:
         """Raise ConfigError if the parameters are not the views that they were made."""
@@ -65,12 +80,22 @@ class _Group:
                 )
 
 
+def _stepped(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 class _Replica:
     """The network on one device."""
 
-    def __init__(self, net: nn.Module, groups: Mapping[str, Sequence[nn.Parameter]]) -> None:
+    def __init__(self, net: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
+        every = [id(parameter) for optimizer in optimizers.values() for parameter in _stepped(optimizer)]
+        if len(every) != len(set(every)):
+            raise ConfigError(f"a parameter is in two of the optimizers {', '.join(optimizers)}; each belongs to one.")
         self.net = net
-        self.groups = {name: _Group(parameters) for name, parameters in groups.items()}
+        self.groups = {
+            name: _Group([group["params"] for group in optimizer.param_groups])
+            for name, optimizer in optimizers.items()
+        }
 
 
 class Learner:
@@ -103,26 +128,22 @@ class Learner:
         self._rng = torch.Generator().manual_seed(learn)
         with _own_randomness(build) as rng, self._settings():
             net = method.build(spec, rng)
-        self._replicas = [
-            self._replica(copy.deepcopy(net) if number else net, device) for number, device in enumerate(self.devices)
-        ]
-        self.net = self._replicas[0].net
-        self._optimizers = method.optimizers(self.net)
+        nets = [net if number == 0 else copy.deepcopy(net) for number in range(len(self.devices))]
+        self._replicas = []
+        for copied, device in zip(nets, self.devices, strict=True):
+            optimizers = method.optimizers(copied.to(device))
+            self._replicas.append(_Replica(copied, optimizers))
+            if len(self._replicas) == 1:
+                self._optimizers = optimizers
+        self.net = net
+        for name, optimizer in self._optimizers.items():
+            if type(optimizer) in _ELEMENTWISE:  # then a vector is stepped as its parts are, in a third of the time
+                for group, vector in zip(optimizer.param_groups, self._replicas[0].groups[name].vectors, strict=True):
+                    group["params"] = [vector]
         self._annealed = method
         self.version = self.env_steps = self.gradient_steps = self.samples_learned = 0
         self.dropped: dict[str, int] = {}
         self._heard = _Heard()
-
-    def _replica(self, net: nn.Module, device: torch.device) -> _Replica:
-        net = net.to(device)
-        groups = {
-            name: [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            for name, optimizer in self.method.optimizers(net).items()
-        }
-        every = [id(parameter) for parameters in groups.values() for parameter in parameters]
-        if len(every) != len(set(every)):
-            raise ConfigError(f"a parameter is in two of the optimizers {', '.join(groups)}; each belongs to one.")
-        return _Replica(net, groups)
 
     @property
     def acting(self) -> nn.Module:
@@ -317,7 +338,8 @@ class Learner:
     def _step(self, name: str, max_grad_norm: float | None) -> None:
         group = self._replicas[0].groups[name]
         if max_grad_norm is not None:
-            group.gradient.mul_((max_grad_norm / (torch.linalg.vector_norm(group.gradient) + 1e-6)).clamp_max(1.0))
+            norm = torch.linalg.vector_norm(group.gradient)
+            group.gradient.mul_(max_grad_norm / norm.clamp_min(max_grad_norm))
         self._optimizers[name].step()
         for replica in self._replicas[1:]:
             replica.groups[name].flat.copy_(group.flat)

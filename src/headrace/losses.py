@@ -44,9 +44,10 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip_range: float) -
     if log_ratio.shape != advantage.shape:
         raise _unequal("clipped_surrogate", "advantage", advantage, "log_ratio", log_ratio)
     cost = -advantage.detach()
-    loss = log_ratio.exp() * cost
+    ratio = log_ratio.exp()
+    loss = ratio * cost
     with torch.no_grad():  # the clipped loss is a constant: recording how it is computed would only take time
-        clipped = log_ratio.exp().clamp_(1 - clip_range, 1 + clip_range).mul_(cost)
+        clipped = ratio.clamp(1 - clip_range, 1 + clip_range).mul_(cost)
         moves = loss >= clipped
     return torch.where(moves, loss, clipped)
 

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from headrace.distributions import distribution_over
 from headrace.errors import ConfigError
-from headrace.spaces import Discrete, Space, Spec
+from headrace.spaces import Box, Discrete, Space, Spec
 from headrace.struct import Tree
 
 __all__ = ["GRU", "MLP", "ActorCritic", "Encoder"]
@@ -136,7 +136,11 @@ class MLP(nn.Module):
         if torch.is_grad_enabled():
             y: Tensor = _Layers.apply(rows, activation, activated, *parameters)  # type: ignore[no-untyped-call]
         else:
-            *_, y = _layers(rows, activation, activated, parameters)
+            y = rows
+            for layer in range(0, len(parameters), 2):
+                y = F.linear(y, parameters[layer], parameters[layer + 1])
+                if layer < 2 * activated:
+                    y = activation.apply_(y)
         return y if x.ndim == 2 else y.view(*x.shape[:-1], self.outputs)
 
 
@@ -147,6 +151,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.space = space
         self.axes = len(space.shape)
+        self.plain = isinstance(space, Box) and self.axes == 1 and space.dtype == torch.float32  # nothing to do
         self.outputs = space.n if isinstance(space, Discrete) else int(np.prod(space.shape))
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -204,6 +209,7 @@ class ActorCritic(nn.Module):
         if memory and not hidden:
             raise ConfigError("memory='gru' has as many units as hidden's first layer; hidden is empty.")
         self.encoder = Encoder(spec.observation)
+        self.plain = self.encoder.plain
         self.distribution = distribution_over(spec.action, squashed)
         inputs = self.encoder.outputs
         self.gru = GRU(inputs, hidden[0], rng) if memory else None
@@ -222,7 +228,7 @@ class ActorCritic(nn.Module):
 
     def features(self, observation: Tree, memory: Tensor | None = None, first: Tensor | None = None) -> Tensor:
         """What both towers begin from. With a memory, observation is [T, B, ...], memory [B, size] and first [T, B]."""
-        x: Tensor = self.encoder(observation)
+        x: Tensor = observation if self.plain else self.encoder(observation)
         if self.gru is not None:
             assert memory is not None
             assert first is not None

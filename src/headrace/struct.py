@@ -22,7 +22,6 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
-from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple, Self, SupportsIndex, TypeAlias, cast, dataclass_transform
 
 import optree
@@ -233,7 +232,13 @@ class Struct:
             size = [min(size, total - start) for start in range(0, total, size)] or [0]
         if sum(size) != total or min(size, default=0) < 0:
             raise ShapeError(f"{self._name()}.split: the sizes {list(size)} do not sum up to {axis}={total}")
-        return [self._index(axis, slice(end - rows, end)) for rows, end in zip(size, accumulate(size), strict=True)]
+        leaves, structure = _flat(self)
+        positions = [_position(leaf.axes, axis) for leaf in self._walk()]
+        columns = [
+            [leaf] * len(size) if position is None else torch.split(leaf, list(size), position)
+            for leaf, position in zip(leaves, positions, strict=True)
+        ]
+        return [cast(Self, structure.unflatten(part)) for part in zip(*columns, strict=True)]
 
     @classmethod
     def cat(cls, items: Iterable[Self], axis: str = "B") -> Self:

@@ -117,28 +117,32 @@ def vtrace(
     return VTrace(value + correction, advantage)
 
 
-def standardized(values: Tensor, weight: Tensor, mean: Callable[[Tensor, float], Tensor]) -> Tensor:
+def standardized(values: Tensor, weight: Tensor, mean: Callable[[Tensor, float], Tensor], parts: int = 1) -> Tensor:
     """(values − mean) / deviation over all workers' elements together: mean 0, population standard deviation 1.
+
+    parts: so many equal pieces, one after the other, are standardized each by itself: minibatches that lie in a row.
 
     values: float, any shape. weight ≥ 0: of the same shape, bool or real. An element of weight 0 counts in neither
     moment, whatever it holds, and comes out 0. So does every element when there is one only, or when the deviation is
     below a millionth of their root mean square: equal but for rounding.
     mean(vector, weight): averages a vector over the workers; on one, `lambda vector, weight: vector`. It is called
-    once, with float64 [Σw, Σw·x, Σw·x²] and weight 1.0. Only ratios of these sums are used, so a worker without
-    elements adds nothing, a sum serves as well as a mean, and no number has to leave an accelerator.
+    once, with float64 [Σw, Σw·x, Σw·x²], each of all parts, and weight 1.0. Only ratios of these sums are used, so a
+    worker without elements adds nothing, a sum serves as well as a mean, and no number has to leave an accelerator.
     Raises ShapeError unless the shapes are equal.
     """
     _check("standardized", "weight", weight, values.shape)
-    weight = weight.detach()
+    if values.numel() % parts:
+        raise ShapeError(f"standardized: {values.numel()} elements cannot be cut into {parts} equal parts")
+    weight = weight.detach().reshape(parts, -1)
     unused = weight.logical_not()
     w = weight.double()
-    x = values.detach().double().masked_fill(unused, 0)
+    x = values.detach().double().reshape(parts, -1).masked_fill(unused, 0)
     wx = w * x
-    sums = mean(torch.stack((w, wx, wx * x)).flatten(1).sum(1), 1.0)
+    sums = mean(torch.stack((w, wx, wx * x)).sum(2).flatten(), 1.0).view(3, parts, 1)
     _, centre, square = (sums / sums[0]).unbind()
     variance = square - centre * centre
     variance.masked_fill_(variance <= 1e-12 * square, torch.inf)  # x / ∞ = 0
-    return (x - centre).mul_(variance.rsqrt()).masked_fill_(unused, 0).to(values.dtype)
+    return (x - centre).mul_(variance.rsqrt()).masked_fill_(unused, 0).to(values.dtype).view(values.shape)
 
 
 def _backwards(constant: Tensor, factor: Tensor) -> Tensor:

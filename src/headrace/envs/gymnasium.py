@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -141,6 +141,7 @@ class _CartPole(CheckedVectorEnv):
         super().__init__(len(indices), spec.action)
         self._indices = indices
         self._vector = CartPoleVectorEnv(len(indices), **arguments)
+        self._vector.action_space = _Below(2)  # type: ignore[assignment]
 
     def _reset(self, seed: int) -> Tree:
         generators = [np.random.default_rng(environment_seed(seed, index)) for index in self._indices]
@@ -152,6 +153,16 @@ class _CartPole(CheckedVectorEnv):
 
     def _close(self) -> None:
         self._vector.close()
+
+
+class _Below(NamedTuple):
+    """Stands for the space of CartPole's actions: asking gymnasium's takes a quarter of the time of a step."""
+
+    n: int
+
+    def contains(self, action: Array) -> bool:
+        """Whether all int64 are from 0 to n - 1; negative ones are large without their sign."""
+        return bool((action.view(np.uint64) < self.n).all())
 
 
 class _Columns:

@@ -139,12 +139,12 @@ class ActorCriticMethod(Method):
             memory=rollout.memory,
         )
 
-    def normalized(self, batch: Struct, mean: Mean) -> Struct:
-        """The batch with advantages of mean 0 and standard deviation 1, if that is asked for."""
+    def normalized(self, batch: Struct, mean: Mean, parts: int = 1) -> Struct:
+        """The batch with advantages of mean 0 and standard deviation 1 in each of its parts, if that is asked for."""
         if not self.normalize_advantage:
             return batch
         held = cast(Batch, batch)
-        return batch.replace(advantage=standardized(held.advantage, held.weight, mean))
+        return batch.replace(advantage=standardized(held.advantage, held.weight, mean, parts))
 
     def evaluate(self, net: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """The log-probability of each action, the policy's entropy and the value there, under the network as it is."""

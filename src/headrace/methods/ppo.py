@@ -65,8 +65,11 @@ class PPO(ActorCriticMethod):
             batch, axis = batch.flatten("T", "B"), "T*B"
         size = batch.size(axis) // self.num_minibatches
         for _ in range(self.update_epochs):
-            for minibatch in batch.shuffle(rng, axis).split(size, axis):
-                yield self.normalized(minibatch, mean)
+            shuffled = batch.shuffle(rng, axis)
+            if not self.memory:
+                shuffled = self.normalized(shuffled, mean, self.num_minibatches)
+            for minibatch in shuffled.split(size, axis):
+                yield self.normalized(minibatch, mean) if self.memory else minibatch
 
     def losses(self, net: nn.Module, batch: Struct, step: int) -> Iterator[Loss]:
         batch = cast(Batch, batch)
