@@ -33,7 +33,7 @@ def moved(net: nn.Module, before: dict[str, Tensor]) -> set[str]:
 
 def steps_of(learner: Learner, group: str) -> int:
     """How many steps an optimizer has taken, by its own count."""
-    return max((int(held["step"]) for held in learner.state()["optimizers"][group]["state"].values()), default=0)
+    return max((int(held["step"]) for held in learner.state()["optimizers"][group].values()), default=0)
 
 
 @pytest.mark.parametrize("name", FITS)

@@ -63,13 +63,15 @@ class PPO(ActorCriticMethod):
         axis = "B"
         if not self.memory:  # every step by itself
             batch, axis = batch.flatten("T", "B"), "T*B"
-        size = batch.size(axis) // self.num_minibatches
+        rows = batch.size(axis)
+        size = -(-rows // self.num_minibatches)
+        together = axis == "T*B" and rows % self.num_minibatches == 0  # all of an epoch's are normalised at once
         for _ in range(self.update_epochs):
             shuffled = batch.shuffle(rng, axis)
-            if not self.memory:
+            if together:
                 shuffled = self.normalized(shuffled, mean, self.num_minibatches)
             for minibatch in shuffled.split(size, axis):
-                yield self.normalized(minibatch, mean) if self.memory else minibatch
+                yield minibatch if together else self.normalized(minibatch, mean)
 
     def losses(self, net: nn.Module, batch: Struct, step: int) -> Iterator[Loss]:
         batch = cast(Batch, batch)
