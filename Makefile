@@ -18,8 +18,8 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
 	touch $@
 
-train: $(STAMP)  ## run the founding toy: an actor and a learner, as processes
-	$(BIN)/python examples/01_take_put.py --place processes
+train: $(STAMP)  ## train PPO on CartPole-v1 until it is solved, acting and learning as two processes
+	$(BIN)/python examples/02_ppo.py --place processes --max-lag 1
 
 test: $(STAMP)  ## the fast tier
 	$(BIN)/python -m pytest -m "not slow and not nightly"
