@@ -37,7 +37,7 @@ lint: $(STAMP)  ## formatting, style, types
 	$(BIN)/mypy
 
 bench: $(STAMP)  ## every benchmark
-	$(BIN)/python -m benchmarks toy && $(BIN)/python -m benchmarks transport && $(BIN)/python -m benchmarks weights && $(BIN)/python -m benchmarks counting
+	$(BIN)/python -m benchmarks toy && $(BIN)/python -m benchmarks transport && $(BIN)/python -m benchmarks weights && $(BIN)/python -m benchmarks counting && $(BIN)/python -m benchmarks ppo-cartpole && $(BIN)/python -m benchmarks overlap
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16

@@ -10,7 +10,10 @@ one under the behaviour policy, as recorded. It is computed once and shared by t
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.errors import ShapeError
@@ -56,7 +59,7 @@ def squared_error(value: Tensor, target: Tensor) -> Tensor:
     """(V − target)², without a factor ½. Both of one shape. Raises ShapeError."""
     if value.shape != target.shape:
         raise _unequal("squared_error", "target", target, "value", value)
-    return (value - target.detach()).square()
+    return F.mse_loss(value, target.detach(), reduction="none")
 
 
 def clipped_squared_error(value: Tensor, behaviour_value: Tensor, target: Tensor, clip_range: float) -> Tensor:
@@ -89,8 +92,11 @@ def clipped_share(log_ratio: Tensor, clip_range: float) -> Tensor:
 
     No gradient flows.
     """
-    ratio = log_ratio.detach().exp()
-    return ((ratio - 1).abs() > clip_range).to(ratio.dtype)
+    log_ratio = log_ratio.detach()
+    outside = log_ratio > math.log1p(clip_range)
+    if clip_range < 1:
+        outside = outside.logical_or_(log_ratio < math.log1p(-clip_range))
+    return outside.to(log_ratio.dtype)
 
 
 def _unequal(function: str, name: str, given: Tensor, like: str, expected: Tensor) -> ShapeError:

@@ -97,6 +97,7 @@ def seed() -> int:
     return random.SystemRandom().randrange(10**6)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(100)
 def test_HC_10_signals_leave_nothing(drivers):
     batch = [
@@ -118,6 +119,7 @@ def test_HC_10_signals_while_loading_leave_nothing(drivers):
     assert not complaints, "\n".join(complaints)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_driver_killed_together_with_another_process_leaves_nothing(drivers):
     batch = [Fault("running", KILL, also=also) for also in ("keeper", "nursery", "roles")]

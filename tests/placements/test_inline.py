@@ -371,3 +371,20 @@ def test_many_crews_leave_no_threads() -> None:
             channel.take()
     assert threading.active_count() == threads
     assert "headrace_test_shared" not in sys.modules
+
+
+def test_threads_may_run_anywhere_while_they_run() -> None:
+    """A role that waits is woken where the one before it ran; what it starts then may use every core."""
+    cores = os.sched_getaffinity(0)
+
+    def work(lane: Any) -> None:
+        for _ in range(3):
+            lane.put(tuple(sorted(os.sched_getaffinity(0))))
+
+    with Inline().crew() as crew:
+        lane = crew.channel()
+        crew.start(work, lane)
+        for _ in range(3):
+            assert set(lane.take()) == cores
+            assert os.sched_getaffinity(0) == cores
+    assert os.sched_getaffinity(0) == cores

@@ -7,9 +7,12 @@ nearest timeout; when there is none, that is a deadlock, and is named at once.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import random
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from headrace.errors import Stalled
@@ -18,6 +21,8 @@ from headrace.place.context import Awaited, Context, Identity
 from headrace.place.threads import ThreadCrew
 
 __all__ = ["Inline", "InlineCrew"]
+
+_getcpu = getattr(ctypes.CDLL(None), "sched_getcpu", None) if hasattr(os, "sched_setaffinity") else None
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class Baton:
         """Hand the baton to whoever can go on, and return when it comes back."""
         chosen = self._next()
         if chosen is not context:
+            context.core.leave()
             chosen.grant()
             context.await_grant()
 
@@ -82,12 +88,42 @@ class Baton:
         return driver
 
 
+class Core:
+    """Where a role's thread may run: while it waits, only where whoever wakes it runs.
+
+    One role runs at a time, so another core is never free for long, only cold: PPO takes a fifth longer there. Whoever
+    runs may run anywhere, so that threads that it starts (of BLAS, of an environment) may too.
+    """
+
+    def __init__(self) -> None:
+        self._thread = 0
+        self._allowed: set[int] = set()
+
+    def leave(self) -> None:
+        """For the thread itself, before it waits."""
+        if _getcpu is not None:
+            self._thread, self._allowed = threading.get_native_id(), os.sched_getaffinity(0)
+
+    def call(self) -> None:
+        """For who wakes it, before that."""
+        if len(self._allowed) > 1 and _getcpu is not None:
+            with suppress(OSError):  # it is not ours to decide, as in some containers
+                os.sched_setaffinity(self._thread, {_getcpu()})
+
+    def enter(self) -> None:
+        """For the thread itself, when it runs again."""
+        if len(self._allowed) > 1:
+            with suppress(OSError):
+                os.sched_setaffinity(0, self._allowed)
+
+
 class InlineContext(Context):
     """A role from inside, where one role runs at a time."""
 
     def __init__(self, identity: Identity, crew: InlineCrew) -> None:
         super().__init__(identity, crew.id, crew.board, crew.memory, spins=0)
         self._baton = crew.baton
+        self.core = Core()
         self._granted = False
         self._gate = threading.Lock()
         self._gate.acquire()
@@ -149,6 +185,7 @@ class InlineContext(Context):
 
     def grant(self) -> None:
         """Give it the baton."""
+        self.core.call()
         self._granted = True
         self._gate.release()
 
@@ -161,6 +198,7 @@ class InlineContext(Context):
                 self.interruption = error
         self._gate.acquire(blocking=False)  # it is open still when Ctrl-C came between the grant and the gate
         self._granted = False
+        self.core.enter()
 
     def see_all_out(self) -> None:
         """For the driver of a crew that stops: let the others run until each has ended."""
@@ -180,6 +218,7 @@ class InlineCrew(ThreadCrew):
 
     def _play(self, context: Context, role: Callable[[], None]) -> BaseException | None:
         assert isinstance(context, InlineContext)
+        context.core.leave()
         context.await_grant()
         return super()._play(context, role)
 
