@@ -202,11 +202,6 @@ def slow_reader(items: int, seconds: float, stopped: float) -> None:
         assert os.fstat(crew.memory.descriptor).st_blocks * 512 - before <= 1.1 * bound
 
 
-@pytest.mark.timeout(60)
-def test_MG_06_a_slow_reader_blocks_its_writers():
-    slow_reader(items=50, seconds=0.005, stopped=0.7)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_MG_06_a_very_slow_reader_blocks_its_writers():

@@ -555,6 +555,7 @@ def test_a_role_that_goes_on_in_time_has_not_failed() -> None:
         assert done.take(10.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["busy", "asleep", "in C"])
 def test_a_slow_role_has_not_failed(how: str) -> None:
     def count(done: Any, how: str) -> None:

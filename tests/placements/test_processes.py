@@ -154,6 +154,7 @@ def test_weights_and_vectors_are_not_pickled(count: Any) -> None:
 # Idle waits
 
 
+@pytest.mark.slow
 def test_a_blocked_role_costs_next_to_nothing() -> None:
     def block(ready: Any, channel: Any, full: Any, weights: Any, group: Any) -> None:
         rank = role().rank
@@ -295,6 +296,7 @@ def test_what_a_role_changes_reaches_nobody(ask: Any) -> None:
     assert other["spoilt"] == ""
 
 
+@pytest.mark.slow
 def test_settings_are_shipped_as_they_are_at_the_start(
     ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
