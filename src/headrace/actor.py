@@ -45,7 +45,7 @@ class Actor:
         self.method, self.net, self.num_steps, self.version = method, net, num_steps, 0
         self._now = method  # with what its schedules give
         self._decide = decide or self._act
-        self._device = next(iter(net.parameters()), torch.empty(0)).device
+        self._device = _device_of(net)
         self._rng = torch.Generator().manual_seed(_word((*seed, zlib.crc32(b"actor"), rank)))
         count = len(environments)
         rollout = method.example(net, env.spec, num_steps, count)
@@ -108,11 +108,7 @@ class Actor:
         return rollout
 
     def _act(self, observation: Tree, memory: Tree | None, noise: Tree) -> Decision:
-        if self._device.type == "cpu":
-            return self._now.act(self.net, observation, memory, noise)
-        observation, noise = (_map(lambda leaf: leaf.to(self._device), tree) for tree in (observation, noise))
-        decision = self._now.act(self.net, observation, memory, noise)
-        return decision.to("cpu").replace(memory=decision.memory)
+        return _decide(self._now, self.net, self._device, observation, memory, noise)
 
     def _forget(self, memory: Tree, where: np.ndarray[Any, Any]) -> Tree:
         """The memory, fresh in these environments."""
@@ -153,10 +149,10 @@ def evaluate(method: Method, net: nn.Module, env: Env, episodes: int, seed: int 
     try:
         memory = method.initial_memory(net, episodes)
         returns, running = np.zeros(episodes), np.ones(episodes, np.bool_)
-        observation = stepped.reset(_word((seed, zlib.crc32(b"evaluation"))))
+        observation, device = stepped.reset(_word((seed, zlib.crc32(b"evaluation")))), _device_of(net)
         with torch.inference_mode():
             while running.any():
-                decision = method.act(net, torch.from_numpy(np.array(observation)), memory, None)
+                decision = _decide(method, net, device, torch.from_numpy(np.array(observation)), memory, None)
                 memory = decision.memory
                 action = decision.action if decision.environment_action is None else decision.environment_action
                 observation, reward, terminated, truncated = stepped.step(action.numpy())
@@ -165,6 +161,21 @@ def evaluate(method: Method, net: nn.Module, env: Env, episodes: int, seed: int 
         return returns
     finally:
         stepped.close()
+
+
+def _decide(
+    method: Method, net: nn.Module, device: torch.device, observation: Tree, memory: Tree | None, noise: Tree
+) -> Decision:
+    """The method's choice on the network's device, for and from the host; the memory stays on the device."""
+    if device.type == "cpu":
+        return method.act(net, observation, memory, noise)
+    observation, noise = (_map(lambda leaf: leaf.to(device), tree) for tree in (observation, noise))
+    decision = method.act(net, observation, memory, noise)
+    return decision.to("cpu").replace(memory=decision.memory)
+
+
+def _device_of(net: nn.Module) -> torch.device:
+    return next(iter(net.parameters()), torch.empty(0)).device
 
 
 def _word(entropy: Sequence[int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace import A2C, PPO, Actor, Gymnasium, Learner, Method
+from headrace import A2C, PPO, Actor, Gymnasium, Learner, Method, evaluate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -48,3 +48,4 @@ def test_an_actor_on_a_device_makes_rollouts_of_the_host() -> None:
         rollout = actor.rollout()
     assert not any(leaf.is_cuda for leaf in rollout.leaves())
     assert rollout.valid.any()
+    assert len(evaluate(learner.method, learner.net, env, episodes=2)) == 2
