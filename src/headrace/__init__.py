@@ -22,7 +22,7 @@ from headrace.place.processes import Processes
 from headrace.place.threads import Threads
 from headrace.plans.sync_batches import SyncBatches
 from headrace.report import Report
-from headrace.spaces import Box, Discrete, Spec
+from headrace.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Spec
 from headrace.struct import Struct, Tree, axes
 
 __all__ = [
@@ -42,6 +42,8 @@ __all__ = [
     "Learner",
     "Loss",
     "Method",
+    "MultiBinary",
+    "MultiDiscrete",
     "Processes",
     "Report",
     "RoleFailed",

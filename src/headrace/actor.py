@@ -51,12 +51,14 @@ class Actor:
         rollout = method.example(net, env.spec, num_steps, count)
         rollout.environment.copy_(torch.arange(environments.start, environments.stop))
         rollout.rank.fill_(rank)
-        self._rollout, self._rows, self._written = rollout, rollout.observation.unbind(), rollout.observation.numpy()
+        self._rollout, self._rows = rollout, _by_step(rollout.observation, num_steps + 1)
+        self._written = [leaf.numpy() for leaf in _leaves(rollout.observation)]
+        self._count = count
         self._memory = self._fresh = method.initial_memory(net, count)
         self._ended = np.zeros(count, np.bool_)  # in the row before the next one, which therefore only resets
         self._returns, self._lengths = np.zeros(count), np.zeros(count, np.int64)  # of the running episodes
         self._env: VectorEnv = env.make(environments)
-        self._observation = self._env.reset(_word(seed)).copy()
+        self._last = [leaf.copy() for leaf in _leaves(self._env.reset(_word(seed)))]  # observed, not acted on yet
 
     def __enter__(self) -> Self:
         return self
@@ -73,35 +75,38 @@ class Actor:
 
     def rollout(self, sequence: int = 0) -> Rollout:
         """The next T steps of all environments, numbered `sequence`: views that the next call overwrites."""
-        rollout, written, method = self._rollout, self._written, self._now
+        rollout, method = self._rollout, self._now
         reward, terminated, truncated = (
             held.numpy() for held in (rollout.reward, rollout.terminated, rollout.truncated)
         )
-        actions: list[Tensor] = []
+        actions: list[Tree] = []
         log_probs: list[Tensor] = []
         resets = self._ended
         with torch.inference_mode():
             memory = self._memory
             if memory is not None:
                 _map(Tensor.copy_, rollout.memory, memory)
-            noise = _by_step(method.noise(self.net, self.num_steps, written.shape[1], self._rng), self.num_steps)
-            written[0] = self._observation
+            noise = _by_step(method.noise(self.net, self.num_steps, self._count, self._rng), self.num_steps)
+            for held, leaf in zip(self._written, self._last, strict=True):
+                held[0] = leaf
             for step, row in enumerate(self._rows[:-1]):
                 decision = self._decide(row, memory, noise[step])
                 action = decision.action if decision.environment_action is None else decision.environment_action
-                observation, reward[step], terminated[step], truncated[step] = self._env.step(action.numpy())
-                written[step + 1] = observation
+                observation, reward[step], terminated[step], truncated[step] = self._env.step(_numpy(action))
+                for held, leaf in zip(self._written, _leaves(observation), strict=True):
+                    held[step + 1] = leaf
                 actions.append(decision.action)
                 if decision.log_prob is not None:
                     log_probs.append(decision.log_prob)
                 if decision.memory is not None:  # forgotten where this row was a reset: the next begins an episode
                     memory = self._forget(decision.memory, resets)
                     resets = terminated[step] | truncated[step]
-            torch.stack(actions, out=rollout.action)
+            for held, *column in zip(_leaves(rollout.action), *map(_leaves, actions), strict=True):
+                torch.stack(column, out=held)
             if rollout.log_prob is not None:
                 torch.stack(log_probs, out=rollout.log_prob)
         self._memory = memory
-        self._observation = written[-1].copy()
+        self._last = [held[-1].copy() for held in self._written]
         self._account(terminated | truncated)
         rollout.version.fill_(self.version)
         rollout.sequence.fill_(sequence)
@@ -152,10 +157,11 @@ def evaluate(method: Method, net: nn.Module, env: Env, episodes: int, seed: int 
         observation, device = stepped.reset(_word((seed, zlib.crc32(b"evaluation")))), _device_of(net)
         with torch.inference_mode():
             while running.any():
-                decision = _decide(method, net, device, torch.from_numpy(np.array(observation)), memory, None)
+                seen = _map(lambda leaf: torch.from_numpy(np.array(leaf)), observation)
+                decision = _decide(method, net, device, seen, memory, None)
                 memory = decision.memory
                 action = decision.action if decision.environment_action is None else decision.environment_action
-                observation, reward, terminated, truncated = stepped.step(action.numpy())
+                observation, reward, terminated, truncated = stepped.step(_numpy(action))
                 returns += reward * running
                 running &= ~(terminated | truncated)
         return returns
@@ -182,7 +188,18 @@ def _word(entropy: Sequence[int]) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
 
-def _map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
+def _leaves(tree: Tree) -> list[Any]:
+    """The arrays or tensors of a tree."""
+    if isinstance(tree, Tensor | np.ndarray):  # the common case, at each step
+        return [tree]
+    return optree.tree_leaves(tree, namespace=NAMESPACE)
+
+
+def _numpy(action: Tree) -> Tree:
+    return action.numpy() if isinstance(action, Tensor) else _map(Tensor.numpy, action)
+
+
+def _map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     return optree.tree_map(function, tree, *others, namespace=NAMESPACE)
 
 

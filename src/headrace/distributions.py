@@ -9,41 +9,60 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, cast
 
 import numpy as np
+import optree
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from headrace.errors import ConfigError
-from headrace.spaces import Box, Discrete, Space
+from headrace.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Spaces, leaves
+from headrace.struct import NAMESPACE, Tree
 
-__all__ = ["Categorical", "Distribution", "Normal", "SquashedNormal", "distribution_over"]
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "Distribution",
+    "MultiCategorical",
+    "Normal",
+    "SquashedNormal",
+    "TreeDistribution",
+    "distribution_over",
+]
 
 _HALF_LOG_TAU: Final = 0.5 * math.log(2 * math.pi)
+_SURE: Final = 1e9  # a logit beyond any that a network gives, and still finite: 0 · ∞ would be NaN
 
 
 class Distribution(nn.Module, ABC):
     """A family of distributions; `size` numbers from the network pick one for each observation."""
 
     size: int
+    choices: int = 0
+    """How many numbers of an action mask it has use for; 0: none can be forbidden."""
 
     @abstractmethod
     def noise(self, *leading: int, rng: torch.Generator) -> Tensor:
-        """What `sample` needs for actions of these leading axes, float32 on the CPU."""
+        """What `sample` needs for actions of these leading axes [..., size], float32 on the CPU."""
 
     @abstractmethod
-    def sample(self, logits: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    def sample(self, logits: Tensor, noise: Tensor | None) -> tuple[Tree, Tensor]:
         """The action that this noise picks and its log-probability in nats; without noise, the mode."""
 
     @abstractmethod
-    def evaluate(self, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate(self, logits: Tensor, action: Tree) -> tuple[Tensor, Tensor]:
         """The log-probability of an action and the entropy, in nats, each of the leading axes."""
 
-    def environment_action(self, action: Tensor) -> Tensor | None:
+    def environment_action(self, action: Tree) -> Tree | None:
         """What the environment is given for an action; None: the action itself."""
         return None
+
+    def masked(self, logits: Tensor, mask: Tensor) -> Tensor:
+        """Logits under which what the mask [..., choices] forbids has probability 0. Where it forbids all, it is void."""
+        raise ConfigError(f"{type(self).__name__}: no action of this kind can be forbidden by an action mask.")
 
 
 class Categorical(Distribution):
@@ -52,6 +71,10 @@ class Categorical(Distribution):
     def __init__(self, space: Discrete) -> None:
         super().__init__()
         self.size, self.start = space.n, space.start
+        self.choices = self.size
+
+    def masked(self, logits: Tensor, mask: Tensor) -> Tensor:
+        return _forbid(logits, mask)
 
     def noise(self, *leading: int, rng: torch.Generator) -> Tensor:
         """Gumbel noise: the largest of logits + noise is distributed as their softmax."""
@@ -68,6 +91,133 @@ class Categorical(Distribution):
 
     def environment_action(self, action: Tensor) -> Tensor | None:
         return action + self.start if self.start else None
+
+
+class MultiCategorical(Distribution):
+    """Several integers, drawn independently: a `Categorical` for each, whose logits lie one after the other."""
+
+    def __init__(self, space: MultiDiscrete) -> None:
+        super().__init__()
+        self.sizes = list(space.sizes)
+        self.size = self.choices = sum(space.sizes)
+        self.shifted = any(space.starts)
+        self.parts = nn.ModuleList(Categorical(Discrete(n)) for n in space.sizes)
+        self.register_buffer("starts", torch.tensor(space.starts), persistent=False)
+
+    starts: Tensor
+
+    def _split(self, numbers: Tensor) -> Sequence[Tensor]:
+        return numbers.split(self.sizes, -1)  # type: ignore[no-untyped-call, no-any-return]
+
+    def noise(self, *leading: int, rng: torch.Generator) -> Tensor:
+        return torch.empty(*leading, self.size).exponential_(generator=rng).log_().neg_()
+
+    def sample(self, logits: Tensor, noise: Tensor | None) -> tuple[Tree, Tensor]:
+        noises = [None] * len(self.sizes) if noise is None else self._split(noise)
+        drawn = [
+            part.sample(*pair)  # type: ignore[operator]
+            for part, *pair in zip(self.parts, self._split(logits), noises, strict=True)
+        ]
+        actions, log_probs = zip(*drawn, strict=True)
+        return torch.stack(actions, -1), torch.stack(log_probs, -1).sum(-1)
+
+    def evaluate(self, logits: Tensor, action: Tree) -> tuple[Tensor, Tensor]:
+        terms = [
+            part.evaluate(*pair)  # type: ignore[operator]
+            for part, *pair in zip(self.parts, self._split(logits), action.unbind(-1), strict=True)
+        ]
+        log_probs, entropies = zip(*terms, strict=True)
+        return torch.stack(log_probs, -1).sum(-1), torch.stack(entropies, -1).sum(-1)
+
+    def environment_action(self, action: Tree) -> Tree | None:
+        return action + self.starts if self.shifted else None
+
+    def masked(self, logits: Tensor, mask: Tensor) -> Tensor:
+        parts = zip(self._split(logits), self._split(mask), strict=True)
+        return torch.cat([_forbid(*part) for part in parts], -1)
+
+
+class Bernoulli(Distribution):
+    """Zeros and ones, drawn independently; a logit for each is the log of how much likelier one is than zero."""
+
+    def __init__(self, space: MultiBinary) -> None:
+        super().__init__()
+        self.shape, self.size = space.shape, math.prod(space.shape)
+        self.choices = 2 * self.size
+
+    def noise(self, *leading: int, rng: torch.Generator) -> Tensor:
+        """Logistic noise: logit + noise is above 0 with the probability that the logit stands for."""
+        uniform = torch.rand(*leading, self.size, generator=rng)
+        return uniform.clamp_(1e-7, 1 - 1e-7).logit_()
+
+    def sample(self, logits: Tensor, noise: Tensor | None) -> tuple[Tree, Tensor]:
+        ones = (logits if noise is None else logits + noise) > 0
+        return ones.to(torch.int8), self._log_prob(logits, ones)
+
+    def evaluate(self, logits: Tensor, action: Tree) -> tuple[Tensor, Tensor]:
+        p = logits.sigmoid()
+        entropy = nn.functional.softplus(logits) - p * logits
+        return self._log_prob(logits, action > 0), entropy.sum(-1)
+
+    def environment_action(self, action: Tree) -> Tree | None:
+        return action.reshape(*action.shape[:-1], *self.shape) if len(self.shape) > 1 else None
+
+    def masked(self, logits: Tensor, mask: Tensor) -> Tensor:
+        off, on = mask.reshape(*mask.shape[:-1], self.size, 2).bool().unbind(-1)
+        return logits.masked_fill(off & ~on, -_SURE).masked_fill(on & ~off, _SURE)
+
+    def _log_prob(self, logits: Tensor, ones: Tensor) -> Tensor:
+        return -nn.functional.softplus(torch.where(ones, -logits, logits)).sum(-1)
+
+
+class TreeDistribution(Distribution):
+    """A dict or tuple of actions, drawn independently; the logits of its spaces lie one after the other."""
+
+    def __init__(self, spaces: Spaces, squashed: bool) -> None:
+        super().__init__()
+        found, self.structure = optree.tree_flatten(spaces, namespace=NAMESPACE)
+        self.parts = nn.ModuleList(distribution_over(space, squashed and isinstance(space, Box)) for space in found)
+        kinds = cast(Sequence[Distribution], list(self.parts))
+        self.sizes, self.uses = [kind.size for kind in kinds], [kind.choices for kind in kinds]
+        self.size, self.choices = sum(self.sizes), sum(self.uses)
+
+    def _zipped(self, *columns: Sequence[Any]) -> Iterator[Any]:
+        return zip(cast(Sequence[Distribution], list(self.parts)), *columns, strict=True)
+
+    def _split(self, numbers: Tensor) -> Sequence[Tensor]:
+        return numbers.split(self.sizes, -1)  # type: ignore[no-untyped-call, no-any-return]
+
+    def noise(self, *leading: int, rng: torch.Generator) -> Tensor:
+        return torch.cat([part.noise(*leading, rng=rng) for (part,) in self._zipped()], -1)
+
+    def sample(self, logits: Tensor, noise: Tensor | None) -> tuple[Tree, Tensor]:
+        noises = [None] * len(self.sizes) if noise is None else self._split(noise)
+        drawn = [part.sample(*pair) for part, *pair in self._zipped(self._split(logits), noises)]
+        actions, log_probs = zip(*drawn, strict=True)
+        return self.structure.unflatten(actions), torch.stack(log_probs, -1).sum(-1)
+
+    def evaluate(self, logits: Tensor, action: Tree) -> tuple[Tensor, Tensor]:
+        actions = self.structure.flatten_up_to(action)
+        terms = [part.evaluate(*pair) for part, *pair in self._zipped(self._split(logits), actions)]
+        log_probs, entropies = zip(*terms, strict=True)
+        return torch.stack(log_probs, -1).sum(-1), torch.stack(entropies, -1).sum(-1)
+
+    def environment_action(self, action: Tree) -> Tree | None:
+        actions = self.structure.flatten_up_to(action)
+        given = [part.environment_action(chosen) for part, chosen in self._zipped(actions)]
+        return self.structure.unflatten(
+            [chosen if other is None else other for chosen, other in zip(actions, given, strict=True)]
+        )
+
+    def masked(self, logits: Tensor, mask: Tensor) -> Tensor:
+        masks = mask.split(self.uses, -1)  # type: ignore[no-untyped-call]
+        return torch.cat(
+            [
+                part.masked(numbers, allowed) if part.choices else numbers
+                for part, numbers, allowed in self._zipped(self._split(logits), masks)
+            ],
+            -1,
+        )
 
 
 class _CategoricalTerms(torch.autograd.Function):
@@ -187,15 +337,28 @@ class SquashedNormal(_Scaled):
         return self._in_box(action.tanh())
 
 
-def distribution_over(space: Space, squashed: bool = False) -> Distribution:
-    """The distribution that fits a space. Raises ConfigError when there is none."""
-    if isinstance(space, Discrete):
-        if squashed:
-            raise ConfigError(f"squashed=True is for actions in a Box; this environment has {space}.")
-        return Categorical(space)
+def distribution_over(space: Spaces, squashed: bool = False) -> Distribution:
+    """The distribution that fits a space, or a dict or tuple of them. Raises ConfigError when there is none.
+
+    squashed: for what lies in a Box. Raises ConfigError when nothing does.
+    """
+    if squashed and not any(isinstance(inner, Box) for _, inner in leaves(space)):
+        raise ConfigError(f"squashed=True is for actions in a Box; this environment has {space}.")
+    if not isinstance(space, Space):
+        return TreeDistribution(space, squashed)
+    for kind, made in ((Discrete, Categorical), (MultiDiscrete, MultiCategorical), (MultiBinary, Bernoulli)):
+        if isinstance(space, kind):
+            return made(space)  # type: ignore[abstract, arg-type]
+    assert isinstance(space, Box)
     if space.dtype.is_floating_point:
         return SquashedNormal(space) if squashed else Normal(space)
     raise ConfigError(f"there is no policy over a Box of {space.dtype}; actions are a Box of floats or Discrete.")
+
+
+def _forbid(logits: Tensor, mask: Tensor) -> Tensor:
+    allowed = mask.bool()
+    void = ~allowed.any(-1, keepdim=True)  # as where an environment gives no mask yet
+    return logits.masked_fill(~(allowed | void), -_SURE)
 
 
 def _log_slope(action: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headrace.data import Decision, Loss, Mean, Rollout
-from headrace.spaces import Spec
+from headrace.spaces import Spec, zeros
 from headrace.struct import NAMESPACE, Struct, Tree
 
 __all__ = ["Method"]
@@ -94,13 +94,14 @@ class Method(ABC):
 
     def example(self, net: nn.Module, spec: Spec, num_steps: int, num_envs: int) -> Rollout:
         """A rollout of zeros, shaped as actors make them: what the slots of a lane look like."""
-        observation = spec.observation.zeros(num_steps + 1, num_envs)
+        observation = zeros(spec.observation, num_steps + 1, num_envs)
         memory = self.initial_memory(net, num_envs)
         rng = torch.Generator().manual_seed(0)
         with torch.no_grad():
             noise = optree.tree_map(lambda leaf: leaf[0], self.noise(net, 1, num_envs, rng), namespace=NAMESPACE)
-            device = next(iter(net.parameters()), observation).device
-            decision = self.act(net, observation[0].to(device), memory, noise)
+            device = next(iter(net.parameters()), torch.empty(0)).device
+            first = optree.tree_map(lambda leaf: leaf[0].to(device), observation, namespace=NAMESPACE)
+            decision = self.act(net, first, memory, noise)
 
         def rows(dtype: torch.dtype) -> Tensor:
             return torch.zeros(num_steps, num_envs, dtype=dtype)
@@ -108,10 +109,13 @@ class Method(ABC):
         def columns(dtype: torch.dtype) -> Tensor:
             return torch.zeros(num_envs, dtype=dtype)
 
-        action: Tensor = decision.action
         return Rollout(
             observation=observation,
-            action=torch.zeros((num_steps, *action.shape), dtype=action.dtype),
+            action=optree.tree_map(
+                lambda leaf: torch.zeros((num_steps, *leaf.shape), dtype=leaf.dtype),
+                decision.action,
+                namespace=NAMESPACE,
+            ),
             log_prob=None if decision.log_prob is None else rows(torch.float32),
             reward=rows(torch.float32),
             terminated=rows(torch.bool),

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import optree
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,8 +19,8 @@ from torch.autograd.function import once_differentiable
 
 from headrace.distributions import distribution_over
 from headrace.errors import ConfigError
-from headrace.spaces import Box, Discrete, Space, Spec
-from headrace.struct import Tree
+from headrace.spaces import MASK, Box, Discrete, MultiDiscrete, Space, Spaces, Spec, leaves
+from headrace.struct import NAMESPACE, Tree
 
 __all__ = ["GRU", "MLP", "ActorCritic", "Encoder"]
 
@@ -145,22 +146,63 @@ class MLP(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Observations as vectors of float32: a Box flattened, a Discrete as one-hot."""
+    """Observations as vectors of float32: a Box flattened, integers as one-hot, a dict or tuple one after the other.
 
-    def __init__(self, space: Space) -> None:
+    The action mask is no observation: it tells what is allowed, not what there is.
+    """
+
+    def __init__(self, spaces: Spaces) -> None:
         super().__init__()
-        self.space = space
-        self.axes = len(space.shape)
-        self.plain = isinstance(space, Box) and self.axes == 1 and space.dtype == torch.float32  # nothing to do
-        self.outputs = space.n if isinstance(space, Discrete) else int(np.prod(space.shape))
+        self.spaces = [space for path, space in leaves(spaces) if not path.endswith(f"[{MASK!r}]")]
+        self.kept = [not path.endswith(f"[{MASK!r}]") for path, _ in leaves(spaces)]
+        self.outputs = sum(map(_width, self.spaces))
+        if not self.outputs:
+            raise ConfigError(f"there is nothing to observe in {spaces}.")
+        # Most observations are vectors already: nothing to do.
+        self.plain = isinstance(spaces, Box) and len(spaces.shape) == 1 and spaces.dtype == torch.float32
 
-    def forward(self, observation: Tensor) -> Tensor:
+    def forward(self, observation: Tree) -> Tensor:
         """[..., *shape] → [..., outputs]."""
-        if isinstance(self.space, Discrete):
-            return F.one_hot(observation - self.space.start, self.space.n).float()
-        if self.axes != 1:
-            observation = observation.reshape(*observation.shape[: observation.ndim - self.axes], self.outputs)
-        return observation.float()
+        found = optree.tree_leaves(observation, namespace=NAMESPACE)
+        seen = [leaf for leaf, kept in zip(found, self.kept, strict=True) if kept]
+        vectors = [_vector(space, leaf) for space, leaf in zip(self.spaces, seen, strict=True)]
+        return vectors[0] if len(vectors) == 1 else torch.cat(vectors, -1)
+
+
+def _width(space: Space) -> int:
+    """How many numbers a value of this space becomes."""
+    match space:
+        case Discrete():
+            return space.n
+        case MultiDiscrete():
+            return sum(space.sizes)
+    return math.prod(space.shape)
+
+
+def _vector(space: Space, value: Tensor) -> Tensor:
+    match space:
+        case Discrete():
+            return F.one_hot(value - space.start, space.n).float()
+        case MultiDiscrete():
+            columns = zip(value.unbind(-1), space.starts, space.sizes, strict=True)
+            return torch.cat([F.one_hot(column - start, n) for column, start, n in columns], -1).float()
+    if len(space.shape) != 1:
+        value = value.reshape(*value.shape[: value.ndim - len(space.shape)], _width(space))
+    return value.float()
+
+
+def _check_mask(spec: Spec, choices: int) -> bool:
+    """Whether the observations hold an action mask. Raises ConfigError for one that is not as it should be."""
+    if not isinstance(spec.observation, dict) or MASK not in spec.observation:
+        return False
+    space = spec.observation[MASK]
+    if getattr(space, "shape", None) != (choices,):
+        raise ConfigError(
+            f"the observations hold {MASK}: {space}; for the actions {spec.action} a mask of shape ({choices},) was "
+            "expected: for every value of a Discrete or MultiDiscrete whether it is allowed, for every element of a "
+            "MultiBinary whether 0 is, and whether 1 is."
+        )
+    return True
 
 
 class GRU(nn.Module):
@@ -211,6 +253,7 @@ class ActorCritic(nn.Module):
         self.encoder = Encoder(spec.observation)
         self.plain = self.encoder.plain
         self.distribution = distribution_over(spec.action, squashed)
+        self.has_mask = _check_mask(spec, self.distribution.choices)
         inputs = self.encoder.outputs
         self.gru = GRU(inputs, hidden[0], rng) if memory else None
         inputs = self.gru.size if self.gru else inputs
@@ -235,10 +278,10 @@ class ActorCritic(nn.Module):
             x = self.gru(x, memory, first)
         return x if self.trunk is None else self.trunk(x)
 
-    def logits(self, features: Tensor) -> Tensor:
-        """What the distribution is picked by, [..., size]."""
+    def logits(self, features: Tensor, observation: Tree) -> Tensor:
+        """What the distribution is picked by, [..., size]; what the observation's action mask forbids has no chance."""
         logits: Tensor = self.policy(features)
-        return logits
+        return self.distribution.masked(logits, observation[MASK]) if self.has_mask else logits
 
     def values(self, features: Tensor) -> Tensor:
         """The value [...] of each observation."""

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import optree
 import torch
 from torch import Tensor
 
 from headrace.errors import ConfigError
+from headrace.struct import NAMESPACE, Tree
 
-__all__ = ["Box", "Discrete", "Space", "Spec"]
+__all__ = ["MASK", "Box", "Discrete", "MultiBinary", "MultiDiscrete", "Space", "Spaces", "Spec", "leaves", "zeros"]
 
 FEW = 6  # bounds that the repr of a Box lists one by one
 
@@ -117,15 +119,94 @@ class Discrete:
         return f"Discrete({self.n}, start={self.start})" if self.start else f"Discrete({self.n})"
 
 
-Space: TypeAlias = Box | Discrete
+@dataclass(frozen=True)
+class MultiDiscrete:
+    """Several integers at once: component k is one of starts[k], …, starts[k] + sizes[k] − 1. int64, shape (K,).
+
+    Raises ConfigError unless there is a component and each has at least one value.
+    """
+
+    sizes: tuple[int, ...]
+    starts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        try:
+            sizes = tuple(map(operator.index, self.sizes))
+            starts = tuple(map(operator.index, self.starts)) or (0,) * len(sizes)
+        except TypeError as error:
+            raise ConfigError(f"MultiDiscrete({self.sizes!r}, {self.starts!r}): give tuples of integers") from error
+        if not sizes or min(sizes) < 1 or len(starts) != len(sizes):
+            raise ConfigError(
+                f"MultiDiscrete(sizes={sizes}, starts={starts}): there must be at least one component, with at least "
+                "one value each, and as many starts as sizes"
+            )
+        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "starts", starts)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one value, without leading axes: (K,)."""
+        return (len(self.sizes),)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """int64."""
+        return torch.int64
+
+    def zeros(self, *leading: int) -> Tensor:
+        """A tensor [*leading, K] of the first values."""
+        return torch.tensor(self.starts).repeat(*leading, 1)
+
+
+@dataclass(frozen=True)
+class MultiBinary:
+    """An array of zeros and ones. int8. Raises ConfigError unless every axis has at least one element."""
+
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.shape or min(self.shape) < 1:
+            raise ConfigError(f"MultiBinary(shape={self.shape}): give a tuple of sizes from 1 on")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """int8."""
+        return torch.int8
+
+    def zeros(self, *leading: int) -> Tensor:
+        """A tensor of zeros [*leading, *shape]."""
+        return torch.zeros((*leading, *self.shape), dtype=torch.int8)
+
+
+Space: TypeAlias = Box | Discrete | MultiDiscrete | MultiBinary
+Spaces: TypeAlias = Any
+"""A space, or a dict or tuple of them, nested."""
+
+MASK = "action_mask"
+"""The key, in a dict of observations, of what says which actions are allowed: 1 allowed, 0 not, one after the other
+for every value of a Discrete or a MultiDiscrete; off and on for every element of a MultiBinary."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What an environment shows and takes: all that a method needs to know of it to build its network."""
+    """What an environment shows and takes: all that a method needs to know of it to build its network.
 
-    observation: Space
-    action: Space
+    Each is a space, or a dict or tuple of spaces, nested.
+    """
+
+    observation: Spaces
+    action: Spaces
+
+
+def leaves(spaces: Spaces) -> list[tuple[str, Space]]:
+    """Every space in a tree with its path, such as "['camera'][0]", in the order of the tree's tensors."""
+    accessors, found, _ = optree.tree_flatten_with_accessor(spaces, namespace=NAMESPACE)
+    return [(accessor.codify(""), space) for accessor, space in zip(accessors, found, strict=True)]
+
+
+def zeros(spaces: Spaces, *leading: int) -> Tree:
+    """A tree of tensors [*leading, *shape], as `zeros` of each space in it."""
+    return optree.tree_map(lambda space: space.zeros(*leading), spaces, namespace=NAMESPACE)
 
 
 def _text(bound: np.ndarray[Any, Any]) -> str:

@@ -20,7 +20,6 @@ LATER = {
 """Ids without a test, by what has to be there first."""
 
 PARTLY = {
-    "LC-24": "multi-discrete, multi-binary and dictionaries of them: with those spaces",
     "LC-43": "the accumulator of reward scaling: with the normalisers; the raw rewards in metrics are tested",
     "LC-50": "exploration with a restored epsilon: with DQN; greedy evaluation that changes nothing is tested",
 }

@@ -34,7 +34,7 @@ LEVELS = {
     "place": 4,
     "data": 3,
     "channel": 2,
-    "spaces": 1,
+    "spaces": 2,
     "struct": 1,
     "targets": 1,
     "losses": 1,

@@ -18,10 +18,12 @@ from abc import ABC, abstractmethod
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
+import optree
+from torch import Tensor
 
 from headrace.errors import ConfigError, ShapeError
-from headrace.spaces import Space, Spec
-from headrace.struct import Tree
+from headrace.spaces import Spaces, Spec, zeros
+from headrace.struct import NAMESPACE, Tree
 
 __all__ = ["Array", "CheckedVectorEnv", "Env", "Step", "VectorEnv", "environment_seed"]
 
@@ -81,12 +83,13 @@ class CheckedVectorEnv(VectorEnv, ABC):
     raises leaves the environments in no known state: only `reset` (or `close`) is accepted after it.
     """
 
-    def __init__(self, num_envs: int, action: Space) -> None:
+    def __init__(self, num_envs: int, action: Spaces) -> None:
         if num_envs < 1:
             raise ConfigError(f"a vector of {num_envs} environments: give at least one index")
-        example = action.zeros(num_envs).numpy()
         self.num_envs = num_envs
-        self._shape, self._dtype = example.shape, example.dtype
+        self._example: Tree = optree.tree_map(Tensor.numpy, zeros(action, num_envs), namespace=NAMESPACE)
+        self._single = isinstance(self._example, np.ndarray)
+        self._shape, self._dtype = (self._example.shape, self._example.dtype) if self._single else (None, None)
         self._free = threading.Lock()
         self._ready = False
         self._closed = False
@@ -126,7 +129,10 @@ class CheckedVectorEnv(VectorEnv, ABC):
                     f"step() was called {self._before}: expected environments that were reset. Call reset(seed) first."
                 )
             # getattr: a list has neither, and shall be told what was expected.
-            if getattr(action, "shape", None) != self._shape or getattr(action, "dtype", None) != self._dtype:
+            if self._single:
+                if getattr(action, "shape", None) != self._shape or getattr(action, "dtype", None) != self._dtype:
+                    self._refuse_action(action)
+            elif _kinds(action) != _kinds(self._example):
                 self._refuse_action(action)
             self._ready = False
             result = self._step(action)
@@ -153,5 +159,13 @@ class CheckedVectorEnv(VectorEnv, ABC):
         )
 
     def _refuse_action(self, action: object) -> NoReturn:
-        kind = f"{action.dtype} {action.shape}" if isinstance(action, np.ndarray) else f"a {type(action).__name__}"
-        raise ShapeError(f"step(action): expected an array {self._dtype} {self._shape}, got {kind}")
+        raise ShapeError(f"step(action): expected {_kinds(self._example)}, got {_kinds(action)}")
+
+
+def _kinds(tree: Tree) -> Tree:
+    """A tree with "float32 (4, 2)" for every array in it."""
+    return optree.tree_map(
+        lambda leaf: f"{leaf.dtype} {leaf.shape}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}",
+        tree,
+        namespace=NAMESPACE,
+    )

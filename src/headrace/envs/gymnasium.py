@@ -20,7 +20,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from headrace.envs.base import Array, CheckedVectorEnv, Env, Step, VectorEnv, environment_seed
 from headrace.errors import ConfigError, ShapeError
-from headrace.spaces import Box, Discrete, Space, Spec
+from headrace.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Spaces, Spec
 from headrace.struct import Tree
 
 __all__ = ["Gymnasium"]
@@ -231,23 +231,41 @@ class _Loop(CheckedVectorEnv):
 
         Stacked they show it no more: NumPy converts silently.
         """
-        given = self._vector._env_obs
-        example = self._expected.zeros().numpy()
-        for index, observation in zip(self._indices, given, strict=True):
-            if observation is _NONE_YET or (
-                isinstance(self._expected, Discrete) and isinstance(observation, int | np.integer)
-            ):
-                continue
-            if isinstance(observation, np.ndarray):
-                if observation.shape == example.shape and observation.dtype == example.dtype:
-                    continue
-                kind = f"{observation.dtype} {observation.shape}"
-            else:
-                kind = f"a {type(observation).__name__}"
-            raise ShapeError(
-                f"environment {index} gave an observation that contradicts its space: expected {example.dtype} "
-                f"{example.shape}, got {kind}. Correct its observation_space, or what reset and step return."
-            )
+        for index, observation in zip(self._indices, self._vector._env_obs, strict=True):
+            if observation is not _NONE_YET and (fault := _fault(self._expected, observation)):
+                raise ShapeError(
+                    f"environment {index} gave an observation that contradicts its space: {fault}. Correct its "
+                    "observation_space, or what reset and step return."
+                )
+
+
+def _fault(spaces: Spaces, observation: object, path: str = "") -> str:
+    """Where an observation differs from what was expected, or the empty string."""
+    where = f"{path}: " if path else ""
+    if isinstance(spaces, dict):
+        if not isinstance(observation, dict) or observation.keys() != spaces.keys():
+            given = sorted(observation) if isinstance(observation, dict) else f"a {type(observation).__name__}"
+            return f"{where}expected a dict with the keys {sorted(spaces)}, got {given}"
+        return next(
+            filter(None, (_fault(spaces[key], observation[key], f"{path}[{key!r}]") for key in sorted(spaces))), ""
+        )
+    if isinstance(spaces, tuple):
+        if not isinstance(observation, tuple) or len(observation) != len(spaces):
+            given = f"a {type(observation).__name__}"
+            given += f" of {len(observation)}" if isinstance(observation, tuple) else ""
+            return f"{where}expected a tuple of {len(spaces)}, got {given}"
+        pairs = enumerate(zip(spaces, observation, strict=True))
+        return next(filter(None, (_fault(*pair, f"{path}[{place}]") for place, pair in pairs)), "")
+    if isinstance(spaces, Discrete) and isinstance(observation, int | np.integer):
+        return ""
+    example = spaces.zeros().numpy()
+    if isinstance(observation, np.ndarray):
+        if observation.shape == example.shape and observation.dtype == example.dtype:
+            return ""
+        given = f"{observation.dtype} {observation.shape}"
+    else:
+        given = f"a {type(observation).__name__}"
+    return f"{where}expected {example.dtype} {example.shape}, got {given}"
 
 
 def _find(id: object) -> EnvSpec | Callable[..., One]:
@@ -311,8 +329,8 @@ def _name(function: object) -> str:
     return str(getattr(function, "__qualname__", None) or repr(function))
 
 
-def _space(space: object, who: str) -> Space:
-    """One of our spaces for one of gymnasium's."""
+def _space(space: object, who: str) -> Spaces:
+    """Ours for gymnasium's."""
     if isinstance(space, gymnasium.spaces.Discrete):
         return Discrete(int(space.n), int(space.start))
     if isinstance(space, gymnasium.spaces.Box):
@@ -321,7 +339,15 @@ def _space(space: object, who: str) -> Space:
         except TypeError as error:
             raise ConfigError(f"{who} {space}: PyTorch has no dtype {space.dtype}. Convert it in a wrapper.") from error
         return Box(space.low, space.high, dtype)
+    if isinstance(space, gymnasium.spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        return MultiDiscrete(tuple(space.nvec.tolist()), tuple(space.start.tolist()))
+    if isinstance(space, gymnasium.spaces.MultiBinary):
+        return MultiBinary(tuple(space.shape))
+    if isinstance(space, gymnasium.spaces.Dict) and space.spaces:
+        return {key: _space(inner, f"{who} key {key!r}") for key, inner in space.spaces.items()}
+    if isinstance(space, gymnasium.spaces.Tuple) and space.spaces:
+        return tuple(_space(inner, f"{who} place {place}") for place, inner in enumerate(space.spaces))
     raise ConfigError(
-        f"{who} {space}: Box and Discrete are supported so far. Turn it into one of them with a wrapper, such as "
-        "gymnasium.wrappers.FlattenObservation."
+        f"{who} {space}: supported are Box, Discrete, MultiDiscrete with one axis, MultiBinary, and Dict and Tuple of "
+        "them. Turn it into one of them with a wrapper, such as gymnasium.wrappers.FlattenObservation."
     )

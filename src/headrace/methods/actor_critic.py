@@ -103,7 +103,7 @@ class ActorCriticMethod(Method):
         else:
             memory = net.remember(observation, cast(Tensor, memory))
             features = memory if net.trunk is None else net.trunk(memory)
-        action, log_prob = net.distribution.sample(net.logits(features), noise)
+        action, log_prob = net.distribution.sample(net.logits(features, observation), noise)
         return Decision(
             action=action,
             log_prob=log_prob,
@@ -150,7 +150,7 @@ class ActorCriticMethod(Method):
         """The log-probability of each action, the policy's entropy and the value there, under the network as it is."""
         net = _cast(net)
         features = net.features(batch.observation, batch.memory, batch.first)
-        log_prob, entropy = net.distribution.evaluate(net.logits(features), batch.action)
+        log_prob, entropy = net.distribution.evaluate(net.logits(features, batch.observation), batch.action)
         return log_prob, entropy, net.values(features)
 
     def summed(self, weight: Tensor, **rows: Tensor) -> dict[str, Tensor]:
