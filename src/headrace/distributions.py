@@ -61,7 +61,7 @@ class Distribution(nn.Module, ABC):
         return None
 
     def masked(self, logits: Tensor, mask: Tensor) -> Tensor:
-        """Logits under which what the mask [..., choices] forbids has probability 0. Where it forbids all, it is void."""
+        """Logits under which what the mask [..., choices] forbids has probability 0; void where it forbids all."""
         raise ConfigError(f"{type(self).__name__}: no action of this kind can be forbidden by an action mask.")
 
 
@@ -348,7 +348,7 @@ def distribution_over(space: Spaces, squashed: bool = False) -> Distribution:
         return TreeDistribution(space, squashed)
     for kind, made in ((Discrete, Categorical), (MultiDiscrete, MultiCategorical), (MultiBinary, Bernoulli)):
         if isinstance(space, kind):
-            return made(space)  # type: ignore[abstract, arg-type]
+            return made(space)  # type: ignore[arg-type]
     assert isinstance(space, Box)
     if space.dtype.is_floating_point:
         return SquashedNormal(space) if squashed else Normal(space)

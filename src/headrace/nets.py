@@ -278,8 +278,11 @@ class ActorCritic(nn.Module):
             x = self.gru(x, memory, first)
         return x if self.trunk is None else self.trunk(x)
 
-    def logits(self, features: Tensor, observation: Tree) -> Tensor:
-        """What the distribution is picked by, [..., size]; what the observation's action mask forbids has no chance."""
+    def logits(self, features: Tensor, observation: Tree = None) -> Tensor:
+        """What the distribution is picked by, [..., size]; what the observation's action mask forbids has no chance.
+
+        observation: needed where it holds a mask.
+        """
         logits: Tensor = self.policy(features)
         return self.distribution.masked(logits, observation[MASK]) if self.has_mask else logits
 

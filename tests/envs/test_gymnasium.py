@@ -317,8 +317,12 @@ def test_spaces_are_translated(theirs: Any, ours: Any) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"space": gymnasium.spaces.MultiBinary(3)}, r"observes MultiBinary\(3\): Box and Discrete are supported"),
-        ({"action": gymnasium.spaces.Dict(a=COUNT)}, r"takes actions of Dict\(.*: Box and Discrete are supported"),
+        ({"space": gymnasium.spaces.Text(3)}, r"observes Text\(.*: supported are Box, Discrete"),
+        (
+            {"action": gymnasium.spaces.Dict(a=gymnasium.spaces.Tuple((COUNT, gymnasium.spaces.Text(3))))},
+            r"takes actions of key 'a' place 1 Text\(.*: supported are",
+        ),
+        ({"space": gymnasium.spaces.MultiDiscrete([[2, 2]])}, "MultiDiscrete with one axis"),
         ({"space": gymnasium.spaces.Box(0, 1, (1,), np.longdouble)}, "PyTorch has no dtype float128"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from headrace.errors import ConfigError
-from headrace.spaces import Box, Discrete, Spec
+from headrace.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Spec
 
 
 def box(low: Any = (-1, -2), high: Any = (1, 2), dtype: torch.dtype = torch.float32) -> Box:
@@ -110,3 +110,25 @@ def test_zeros_of_a_discrete_space_are_its_first_value() -> None:
     assert Discrete(3).zeros().equal(torch.tensor(0))
     assert (Discrete(3).shape, Discrete(3).dtype) == ((), torch.int64)
     assert Discrete(np.int64(3)) == Discrete(3)  # type: ignore[arg-type]
+
+
+def test_several_integers_and_bits() -> None:
+    several = MultiDiscrete((2, 3), starts=(1, -1))
+    assert several.shape == (2,)
+    assert several.zeros(4).tolist() == [[1, -1]] * 4
+    assert MultiDiscrete((2, 3)) == MultiDiscrete((2, 3), (0, 0))
+    bits = MultiBinary((2, 3))
+    assert bits.zeros(4).shape == (4, 2, 3)
+    assert bits.zeros().dtype == bits.dtype == torch.int8
+
+
+@pytest.mark.parametrize("wrong", [(), (0, 2), (2.5,)])
+def test_several_integers_that_are_none_are_refused(wrong: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="MultiDiscrete"):
+        MultiDiscrete(wrong)
+
+
+@pytest.mark.parametrize("wrong", [(), (0,), (2, -1)])
+def test_bits_that_are_none_are_refused(wrong: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="MultiBinary"):
+        MultiBinary(wrong)

@@ -215,5 +215,5 @@ def test_what_has_no_policy_is_refused() -> None:
         distribution_over(Box(np.array([-np.inf]), np.array([np.inf])), squashed=True)
     with pytest.raises(ConfigError, match="squashed=True is for actions in a Box"):
         distribution_over(Discrete(2), squashed=True)
-    with pytest.raises(ConfigError, match="no policy over a Box of torch.uint8"):
+    with pytest.raises(ConfigError, match=r"no policy over a Box of torch\.uint8"):
         distribution_over(Box(np.zeros(2, np.uint8), np.full(2, 9, np.uint8), torch.uint8))

@@ -89,7 +89,8 @@ class CheckedVectorEnv(VectorEnv, ABC):
         self.num_envs = num_envs
         self._example: Tree = optree.tree_map(Tensor.numpy, zeros(action, num_envs), namespace=NAMESPACE)
         self._single = isinstance(self._example, np.ndarray)
-        self._shape, self._dtype = (self._example.shape, self._example.dtype) if self._single else (None, None)
+        self._shape: object = getattr(self._example, "shape", None)
+        self._dtype: object = getattr(self._example, "dtype", None)
         self._free = threading.Lock()
         self._ready = False
         self._closed = False
@@ -159,6 +160,9 @@ class CheckedVectorEnv(VectorEnv, ABC):
         )
 
     def _refuse_action(self, action: object) -> NoReturn:
+        if self._single:
+            given = f"{action.dtype} {action.shape}" if isinstance(action, np.ndarray) else f"a {type(action).__name__}"
+            raise ShapeError(f"step(action): expected an array {self._dtype} {self._shape}, got {given}")
         raise ShapeError(f"step(action): expected {_kinds(self._example)}, got {_kinds(action)}")
 
 
