@@ -231,7 +231,7 @@ class _CategoricalTerms(torch.autograd.Function):
         log_probs = logits.log_softmax(-1)
         probs = log_probs.exp()
         index = action.unsqueeze(-1)
-        entropy = -(probs * log_probs).sum(-1)
+        entropy = (probs * log_probs).sum(-1).neg_()
         ctx.save_for_backward(log_probs, probs, index, entropy)
         ctx.set_materialize_grads(False)
         return log_probs.gather(-1, index).squeeze(-1), entropy

@@ -26,6 +26,7 @@ __all__ = ["Learner"]
 
 _ELEMENTWISE = (optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.SGD)
 _building = threading.Lock()  # whoever builds has the global generator for itself
+_TINY = torch.finfo(torch.float32).tiny
 _ALIGN = 16  # numbers: parameters begin at multiples of 64 bytes, as memory of their own would
 
 
@@ -200,7 +201,9 @@ class Learner:
                 f"{len(self._optimizers)} optimizers; only one gradient step of one optimizer is a gradient to hand on."
             )
         with self._settings():
-            losses, weight = self._differentiate(self._begin(minibatches[0]))
+            found = self._differentiate(self._begin(minibatches[0]))
+            assert found is not None
+            losses, weight = found
             flat = self._replicas[0].groups[losses[0].group].gradient / weight
         norm = losses[0].max_grad_norm
         return Gradient(
@@ -273,10 +276,8 @@ class Learner:
         """One gradient step for every loss; False if one was beyond its limits."""
         parts = self._begin(minibatch)
         number = 0
-        while True:
-            losses, weight = self._differentiate(parts)
-            if not losses:
-                break
+        while (found := self._differentiate(parts)) is not None:
+            losses, weight = found
             if not metrics.add(losses, weight, first=number == 0):
                 return False
             group = losses[0].group
@@ -310,12 +311,12 @@ class Learner:
                 parts.append((replica, method.losses(replica.net, part, step)))
         return parts
 
-    def _differentiate(self, parts: Sequence[tuple[_Replica, Iterator[Loss]]]) -> tuple[list[Loss], Tensor]:
-        """The next loss of every part, none after the last; their gradients and weights are summed."""
+    def _differentiate(self, parts: Sequence[tuple[_Replica, Iterator[Loss]]]) -> tuple[list[Loss], Tensor] | None:
+        """The next loss of every part and the sum of their weights, with gradients summed; None after the last."""
         home = self._replicas[0]
         several = len(self._optimizers) > 1
         losses: list[Loss] = []
-        weight = torch.zeros((), device=self.devices[0])
+        weights: list[Tensor] = []
         for replica, following in parts:
             loss = next(following, None)
             if loss is None:
@@ -326,14 +327,16 @@ class Learner:
             # Before the next part's loss is computed: one graph at a time is what microbatches are for.
             parameters = replica.groups[loss.group].parameters if several else None
             loss.total.backward(inputs=parameters)  # type: ignore[no-untyped-call]
-            weight = weight + torch.as_tensor(loss.weight).to(weight.device)
+            weights.append(torch.as_tensor(loss.weight, dtype=torch.float32, device=self.devices[0]))
             losses.append(loss)
-        if losses:
-            gradient = home.groups[losses[0].group].gradient
-            for replica in self._replicas[1:]:
-                gradient.add_(replica.groups[losses[0].group].gradient.to(gradient.device))
+        if not losses:
+            return None
+        gradient = home.groups[losses[0].group].gradient
+        for replica in self._replicas[1:]:
+            gradient.add_(replica.groups[losses[0].group].gradient.to(gradient.device))
+        weight = weights[0] if len(weights) == 1 else torch.stack(weights).sum()
         # A minibatch in which no row counts has a gradient of 0, whatever that is divided by.
-        return losses, weight.clamp_min(torch.finfo(weight.dtype).tiny)
+        return losses, weight.clamp_min(_TINY)
 
     def _step(self, name: str, max_grad_norm: float | None) -> None:
         group = self._replicas[0].groups[name]
