@@ -79,6 +79,7 @@ class Actor:
         reward, terminated, truncated = (
             held.numpy() for held in (rollout.reward, rollout.terminated, rollout.truncated)
         )
+        written, single = self._written[0], isinstance(self._rows[0], Tensor)
         actions: list[Tree] = []
         log_probs: list[Tensor] = []
         resets = self._ended
@@ -93,8 +94,11 @@ class Actor:
                 decision = self._decide(row, memory, noise[step])
                 action = decision.action if decision.environment_action is None else decision.environment_action
                 observation, reward[step], terminated[step], truncated[step] = self._env.step(_numpy(action))
-                for held, leaf in zip(self._written, _leaves(observation), strict=True):
-                    held[step + 1] = leaf
+                if single:
+                    written[step + 1] = observation
+                else:
+                    for held, leaf in zip(self._written, _leaves(observation), strict=True):
+                        held[step + 1] = leaf
                 actions.append(decision.action)
                 if decision.log_prob is not None:
                     log_probs.append(decision.log_prob)

@@ -49,10 +49,9 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip_range: float) -
     cost = -advantage.detach()
     ratio = log_ratio.exp()
     loss = ratio * cost
-    with torch.no_grad():  # the clipped loss is a constant: recording how it is computed would only take time
-        clipped = ratio.clamp(1 - clip_range, 1 + clip_range).mul_(cost)
-        moves = loss >= clipped
-    return torch.where(moves, loss, clipped)
+    # The clipped loss is a constant: recording how it is computed would only take time.
+    clipped = ratio.detach().clamp(1 - clip_range, 1 + clip_range).mul_(cost)
+    return torch.where(loss.detach() >= clipped, loss, clipped)
 
 
 def squared_error(value: Tensor, target: Tensor) -> Tensor:
