@@ -153,8 +153,8 @@ class Encoder(nn.Module):
 
     def __init__(self, spaces: Spaces) -> None:
         super().__init__()
-        self.spaces = [space for path, space in leaves(spaces) if not path.endswith(f"[{MASK!r}]")]
-        self.kept = [not path.endswith(f"[{MASK!r}]") for path, _ in leaves(spaces)]
+        self.kept = [path != f"[{MASK!r}]" for path, _ in leaves(spaces)]
+        self.spaces = [space for (_, space), kept in zip(leaves(spaces), self.kept, strict=True) if kept]
         self.outputs = sum(map(_width, self.spaces))
         if not self.outputs:
             raise ConfigError(f"there is nothing to observe in {spaces}.")
