@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from headrace.channel import Note, Weights
 from headrace.data import Decision, Rollout
 from headrace.envs.base import Env, VectorEnv
+from headrace.errors import ConfigError
 from headrace.method import Method
 from headrace.struct import NAMESPACE, Tree
 
@@ -55,7 +56,9 @@ class Actor:
         self._written = [leaf.numpy() for leaf in _leaves(rollout.observation)]
         self._count = count
         self._memory = self._fresh = method.initial_memory(net, count)
-        self._ended = np.zeros(count, np.bool_)  # in the row before the next one, which therefore only resets
+        self._ended = np.zeros(count, np.bool_)  # in the row before the next one
+        self._limit = env.spec.shortest_truncation  # None: the row after an end only resets
+        self._discount, self._discounted = method.return_discount, np.zeros(count)
         self._returns, self._lengths = np.zeros(count), np.zeros(count, np.int64)  # of the running episodes
         self._env: VectorEnv = env.make(environments)
         self._last = [leaf.copy() for leaf in _leaves(self._env.reset(_word(seed)))]  # observed, not acted on yet
@@ -87,6 +90,8 @@ class Actor:
             memory = self._memory
             if memory is not None:
                 _map(Tensor.copy_, rollout.memory, memory)
+            if rollout.final_step is not None:
+                rollout.final_step.fill_(-1)
             noise = _by_step(method.noise(self.net, self.num_steps, self._count, self._rng), self.num_steps)
             for held, leaf in zip(self._written, self._last, strict=True):
                 held[0] = leaf
@@ -102,9 +107,13 @@ class Actor:
                 actions.append(decision.action)
                 if decision.log_prob is not None:
                     log_probs.append(decision.log_prob)
-                if decision.memory is not None:  # forgotten where this row was a reset: the next begins an episode
+                ended = terminated[step] | truncated[step]
+                if self._limit is not None:
+                    self._keep_final(step, truncated[step] & ~terminated[step])
+                    resets = ended
+                if decision.memory is not None:  # forgotten where the next row begins an episode
                     memory = self._forget(decision.memory, resets)
-                    resets = terminated[step] | truncated[step]
+                resets = ended
             for held, *column in zip(_leaves(rollout.action), *map(_leaves, actions), strict=True):
                 torch.stack(column, out=held)
             if rollout.log_prob is not None:
@@ -112,6 +121,8 @@ class Actor:
         self._memory = memory
         self._last = [held[-1].copy() for held in self._written]
         self._account(terminated | truncated)
+        if rollout.discounted_return is not None:
+            self._discount_returns(rollout.discounted_return.numpy(), terminated | truncated)
         rollout.version.fill_(self.version)
         rollout.sequence.fill_(sequence)
         return rollout
@@ -130,12 +141,42 @@ class Actor:
 
         return _map(chosen, memory, self._fresh)
 
+    def _keep_final(self, step: int, truncated: np.ndarray[Any, Any]) -> None:
+        """Keep what these episodes [B] ended with, which no row shows."""
+        if not truncated.any():
+            return
+        held = self._rollout.final_step
+        assert held is not None
+        lines = held.numpy()
+        for column in np.flatnonzero(truncated):
+            free = np.flatnonzero(lines[:, column] < 0)
+            if not free.size:
+                raise ConfigError(
+                    f"environment {int(self._rollout.environment[column])} truncated more episodes than fit into "
+                    f"{self.num_steps} steps; its spec says shortest_truncation={self._limit}. Give a lower one."
+                )
+            lines[free[0], column] = step
+            finals = _leaves(self._env.final_observation())
+            for kept, leaf in zip(_leaves(self._rollout.final_observation), finals, strict=True):
+                kept.numpy()[free[0], column] = leaf[column]
+
+    def _discount_returns(self, before: np.ndarray[Any, Any], ended: np.ndarray[Any, Any]) -> None:
+        """Tell the running discounted returns before the first row, and go on to those after the last."""
+        assert self._discount is not None
+        before[:] = running = self._discounted
+        for reward, end in zip(self._rollout.reward.numpy(), ended, strict=True):
+            running = np.where(end, 0.0, self._discount * running + reward)
+        self._discounted = running
+
     def _account(self, ended: np.ndarray[Any, Any]) -> None:
         """Fill in what follows from where episodes ended [T, B]: valid rows, steps, returns and lengths."""
         rollout = self._rollout
         valid = rollout.valid.numpy()
-        np.logical_not(self._ended, out=valid[0])
-        np.logical_not(ended[:-1], out=valid[1:])
+        if self._limit is None:
+            np.logical_not(self._ended, out=valid[0])
+            np.logical_not(ended[:-1], out=valid[1:])
+        else:
+            valid.fill(True)
         np.sum(valid, 0, out=rollout.env_steps.numpy())
         self._ended = ended[-1]
         returns, lengths = rollout.episode_return.zero_().numpy(), rollout.episode_length.zero_().numpy()

@@ -10,6 +10,12 @@ at t + 1 is its result, so a rollout holds one observation more than it has step
     valid         1    1    0              the step after an end only resets: a₂ was ignored, o₃ begins an episode
 
 An auto-reset row (`valid` false) is no environment step: it enters no loss, no return and no replayed transition.
+
+Environments that reset within the step that ends an episode have no such rows: o₂ begins the next episode already. What
+a truncated episode ended with lies in a table beside the rows, one line for each that can occur:
+
+    final_step          1   −1            a₁ led to it; −1: this line is not used
+    final_observation   o′   ·            what would have stood in row 2
 """
 
 from __future__ import annotations
@@ -49,6 +55,12 @@ class Rollout(Struct):
     """Of the weights that chose the action."""
     memory: Tree | None = axes("B ...", default=None)
     """What a recurrent policy remembered before the first row."""
+    final_observation: Tree | None = axes("F B ...", default=None)
+    """What truncated episodes ended with; only of environments that reset within the step."""
+    final_step: Tensor | None = axes("F B", torch.int32, default=None)
+    """The row of the step that led to it, −1 where there is none."""
+    discounted_return: Tensor | None = axes("B", torch.float64, default=None)
+    """The discounted sum of the running episode's rewards before the first row, for methods that scale by its spread."""
     environment: Tensor = axes("B", torch.int32)
     """Index of the environment among all of the run."""
     rank: Tensor = axes("B", torch.int64)

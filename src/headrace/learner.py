@@ -184,6 +184,8 @@ class Learner:
             for minibatch in method.minibatches(batch, self._rng, mean):
                 if not self._learn(minibatch, mean, metrics):
                     break
+            with torch.no_grad():
+                method.statistics(self.net, batch, mean)
             self._finish()
             self.samples_learned += metrics.samples
         told = {**metrics.means(), **{name: float(value) for name, value in described.items()}}
@@ -267,6 +269,9 @@ class Learner:
         """Make it the next version."""
         self.version += 1
         with torch.no_grad():
+            for replica in self._replicas[1:]:  # what statistics() moved
+                for buffer, moved in zip(replica.net.buffers(), self.net.buffers(), strict=True):
+                    buffer.copy_(moved)
             for replica in self._replicas:
                 self._annealed.after_update(replica.net, self.version)
 
@@ -352,6 +357,7 @@ class Learner:
         return Report(
             version=self.version,
             env_steps=self.env_steps,
+            frames=self.env_steps * self.spec.frame_skip,
             gradient_steps=self.gradient_steps,
             samples_learned=self.samples_learned,
             dropped=dict(self.dropped),

@@ -70,6 +70,12 @@ class Method(ABC):
         other settings, and keep their state.
         """
 
+    def statistics(self, net: nn.Module, batch: Struct, mean: Mean) -> None:  # noqa: B027
+        """Move running statistics, such as a normaliser's, by an update's batch, after its last gradient step.
+
+        They are buffers of the network, in float64, and so travel and are saved with the weights.
+        """
+
     def after_update(self, net: nn.Module, version: int) -> None:  # noqa: B027  # most methods have nothing to do
         """Change what no optimizer steps, such as target networks, after the update that made this version."""
 
@@ -85,6 +91,11 @@ class Method(ABC):
         """This method with what its schedules give at this share (0 to 1) of the environment steps."""
         return self
 
+    @property
+    def return_discount(self) -> float | None:
+        """The discount of the running return that actors tell of each environment; None: they tell none."""
+        return None
+
     def check(self, num_steps: int, num_envs: int) -> None:  # noqa: B027
         """Raise ConfigError if batches of T steps of B environments do not fit the hyperparameters."""
 
@@ -95,6 +106,7 @@ class Method(ABC):
     def example(self, net: nn.Module, spec: Spec, num_steps: int, num_envs: int) -> Rollout:
         """A rollout of zeros, shaped as actors make them: what the slots of a lane look like."""
         observation = zeros(spec.observation, num_steps + 1, num_envs)
+        finals = spec.final_rows(num_steps)
         memory = self.initial_memory(net, num_envs)
         rng = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -123,6 +135,9 @@ class Method(ABC):
             valid=rows(torch.bool),
             version=rows(torch.int32),
             memory=memory,
+            final_observation=zeros(spec.observation, finals, num_envs) if finals else None,
+            final_step=torch.full((finals, num_envs), -1, dtype=torch.int32) if finals else None,
+            discounted_return=None if self.return_discount is None else columns(torch.float64),
             environment=columns(torch.int32),
             rank=columns(torch.int64),
             sequence=columns(torch.int64),

@@ -269,13 +269,22 @@ class ActorCritic(nn.Module):
         remembered: Tensor = self.gru.cell(self.encoder(observation), memory)
         return remembered
 
+    def memories(self, observation: Tree, memory: Tensor, first: Tensor) -> Tensor:
+        """The memories [T, B, size] after each of the observations [T, B, ...], from the one [B, size] before them."""
+        assert self.gru is not None
+        remembered: Tensor = self.gru(self.encoder(observation), memory, first)
+        return remembered
+
     def features(self, observation: Tree, memory: Tensor | None = None, first: Tensor | None = None) -> Tensor:
         """What both towers begin from. With a memory, observation is [T, B, ...], memory [B, size] and first [T, B]."""
-        x: Tensor = observation if self.plain else self.encoder(observation)
-        if self.gru is not None:
-            assert memory is not None
-            assert first is not None
-            x = self.gru(x, memory, first)
+        if self.gru is None:
+            return self.above(observation if self.plain else self.encoder(observation))
+        assert memory is not None
+        assert first is not None
+        return self.above(self.memories(observation, memory, first))
+
+    def above(self, x: Tensor) -> Tensor:
+        """What both towers begin from, above the encoded observations or the memories of them."""
         return x if self.trunk is None else self.trunk(x)
 
     def logits(self, features: Tensor, observation: Tree = None) -> Tensor:

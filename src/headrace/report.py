@@ -30,6 +30,8 @@ class Report:
     """Updates behind the weights as they are now."""
     env_steps: int
     """Environment steps learned from so far, counted where they happened."""
+    frames: int
+    """Frames behind them: an environment may let several pass in one step."""
     gradient_steps: int
     samples_learned: int
     """Rows that entered a loss so far; a row counts each time."""

@@ -191,11 +191,25 @@ for every value of a Discrete or a MultiDiscrete; off and on for every element o
 class Spec:
     """What an environment shows and takes: all that a method needs to know of it to build its network.
 
-    Each is a space, or a dict or tuple of spaces, nested.
+    Both are a space, or a dict or tuple of spaces, nested. Raises ConfigError for a count below 1.
     """
 
     observation: Spaces
     action: Spaces
+    shortest_truncation: int | None = None
+    """Of environments that reset in the step that ends an episode (same-step auto-reset): no truncated episode is
+    shorter than so many steps. None: they reset in the step after, as the library's own do."""
+    frame_skip: int = 1
+    """Frames that pass in one environment step."""
+
+    def __post_init__(self) -> None:
+        for name, given in (("shortest_truncation", self.shortest_truncation or 1), ("frame_skip", self.frame_skip)):
+            if given < 1:
+                raise ConfigError(f"Spec({name}={given}): give at least 1.")
+
+    def final_rows(self, num_steps: int) -> int:
+        """How many episodes of one environment can be truncated in so many steps, where it resets within the step."""
+        return 0 if self.shortest_truncation is None else 1 + (num_steps - 1) // self.shortest_truncation
 
 
 def leaves(spaces: Spaces) -> list[tuple[str, Space]]:

@@ -77,7 +77,8 @@ def test_lag(max_lag: int, train: Any) -> None:
 
 def test_percentiles_of_the_lag() -> None:
     lags = np.repeat(np.array([0, 1, 7], np.int32), [60, 39, 1])
-    nothing = {"version": 0, "env_steps": 0, "gradient_steps": 0, "samples_learned": 0, "dropped": {}, "metrics": {}}
+    counters = dict.fromkeys(("version", "env_steps", "frames", "gradient_steps", "samples_learned"), 0)
+    nothing = {**counters, "dropped": {}, "metrics": {}}
     none = np.empty(0)
     report = Report(**nothing, episode_returns=none, episode_lengths=none, lags=lags)
     assert report.lag == (0.0, 1.0, 7)

@@ -102,7 +102,7 @@ class ActorCriticMethod(Method):
             features = net.features(observation)
         else:
             memory = net.remember(observation, cast(Tensor, memory))
-            features = memory if net.trunk is None else net.trunk(memory)
+            features = net.above(memory)
         action, log_prob = net.distribution.sample(net.logits(features, observation), noise)
         return Decision(
             action=action,
@@ -113,16 +113,21 @@ class ActorCriticMethod(Method):
 
     def prepare(self, net: nn.Module, rollout: Rollout) -> Struct:
         net = _cast(net)
-        first = None
-        if net.gru is not None:  # what follows a reset row begins an episode; the actor saw to the first row itself
-            first = torch.cat([torch.zeros_like(rollout.valid[:1]), ~rollout.valid])
-        values = net.values(net.features(rollout.observation, rollout.memory, first))
+        ended = rollout.terminated | rollout.truncated
+        first = remembered = None
+        if net.gru is None:
+            values = net.values(net.features(rollout.observation))
+        else:  # an episode begins after a reset row, or at once after an end; the actor saw to the first row itself
+            begins = ~rollout.valid if rollout.final_step is None else ended
+            first = torch.cat([torch.zeros_like(begins[:1]), begins])
+            remembered = net.memories(rollout.observation, cast(Tensor, rollout.memory), first)
+            values = net.values(net.above(remembered))
         value = values[:-1]
         advantage = gae(
             rollout.reward,
             value,
-            next_value(values, rollout.terminated),
-            rollout.terminated | rollout.truncated,
+            next_value(values, rollout.terminated, *self.final_values(net, rollout, remembered)),
+            ended,
             rollout.valid,
             self.gamma,
             self.gae_lambda,
@@ -138,6 +143,23 @@ class ActorCriticMethod(Method):
             first=None if first is None else first[:-1],
             memory=rollout.memory,
         )
+
+    def final_values(self, net: ActorCritic, rollout: Rollout, remembered: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The values [N] of final observations that no row shows, and the (t, b) [N, 2] of the steps that led there.
+
+        remembered [T+1, B, size]: after each row, from a network with a memory. Without such observations two Nones.
+        """
+        if rollout.final_step is None:
+            return None, None
+        line, column = (rollout.final_step >= 0).nonzero().unbind(1)
+        step = rollout.final_step[line, column].long()
+        finals: Tree = rollout.final_observation
+        final = optree.tree_map(lambda leaf: leaf[line, column], finals, namespace=NAMESPACE)
+        if remembered is None:
+            features = net.features(final)
+        else:
+            features = net.above(net.remember(final, remembered[step, column]))
+        return net.values(features), torch.stack((step, column), 1)
 
     def normalized(self, batch: Struct, mean: Mean, parts: int = 1) -> Struct:
         """The batch with advantages of mean 0 and standard deviation 1 in each of its parts, if that is asked for."""
