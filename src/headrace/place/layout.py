@@ -8,6 +8,7 @@ import itertools
 import operator
 import pickle
 import struct
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -40,7 +41,9 @@ POISON = 0xFF  # NaN in every float, -1 in every signed integer
 _NUMBERS: dict[type, str] = {bool: "?", int: "q", float: "d"}
 _BOOLS = (bool, np.bool_)
 SMALL = 2**20  # bytes
+FAMILIAR = 16  # items that a slot knows again
 kind_of = operator.attrgetter("dtype", "shape")
+_shape_of = operator.attrgetter("shape")
 _is_cpu = operator.attrgetter("is_cpu")
 _record = torch._C._set_grad_enabled
 
@@ -191,6 +194,31 @@ class TreeLayout:
         raise ShapeError(f"expected {len(self.fields)} leaves like {self.skeleton!r}, given {len(leaves)}.")
 
 
+class _Familiar:
+    """A Struct that was put before, which fits: what has to be the same for it to fit again, and its bytes.
+
+    To look at the dtype and shape of each field, and to start a copy for each, takes as long as to copy them.
+    """
+
+    def __init__(self, item: Any, tensors: Sequence[Tensor], fields: Sequence[Field]) -> None:
+        self.item, self.tensors = item, tensors
+        self.addresses, self.shapes = list(map(Tensor.data_ptr, tensors)), list(map(_shape_of, tensors))
+        self.bytes = []
+        for tensor, field in zip(tensors, fields, strict=True):
+            self.bytes.append(tensor.detach().reshape(-1).view(torch.uint8))
+            if gap := aligned(field.nbytes) - field.nbytes:
+                self.bytes.append(torch.zeros(gap, dtype=torch.uint8))
+
+    def is_still(self, item: Any) -> bool:
+        """Whether this is the item, and nobody has moved or reshaped its tensors in place."""
+        return (
+            self.item is item
+            and list(map(Tensor.data_ptr, self.tensors)) == self.addresses
+            and list(map(_shape_of, self.tensors)) == self.shapes
+            and all(map(Tensor.is_contiguous, self.tensors))
+        )
+
+
 class _TreeSlot:
     def __init__(self, layout: TreeLayout, memory: memoryview) -> None:
         self._layout, self._memory, self.nbytes = layout, memory, layout.nbytes
@@ -199,10 +227,18 @@ class _TreeSlot:
         self._views = [field.view(memory) for field in layout.tensors]
         self._addresses = [base + field.offset for field in layout.tensors]
         self._item = optree.tree_unflatten(layout.spec, self._views) if layout.attributes else None
+        self._flat = torch.frombuffer(memory, dtype=torch.uint8) if layout.nbytes else torch.empty(0)
+        self._familiar: dict[int, _Familiar] = {}
+        self._seen: dict[int, weakref.ref[Any]] = {}  # once; a writer that makes each item anew shall not pay for it
 
     def write(self, item: Any) -> None:
         layout = self._layout
+        if (known := self._familiar.get(id(item))) is not None and known.is_still(item):
+            torch.cat(known.bytes, out=self._flat)
+            return
         tensors = self._attributes_of(item) if type(item) is layout.type else self._tensors_of(item)
+        if self._small and type(item) is layout.type:
+            self._meet(item, tensors)
         # In loops that run in C. Many small copies are fastest in one call, large ones as plain memory.
         if self._small:
             if tensors:
@@ -217,6 +253,18 @@ class _TreeSlot:
         else:
             for view, tensor in zip(self._views, tensors, strict=True):
                 view.copy_(tensor.detach())
+
+    def _meet(self, item: Any, tensors: Sequence[Tensor]) -> None:
+        """Remember an item that fits; the second time so that it is known again."""
+        seen = self._seen.get(id(item))
+        if seen is None or seen() is not item:
+            if len(self._seen) == FAMILIAR:
+                self._seen.clear()
+            self._seen[id(item)] = weakref.ref(item)
+        elif lie_plain(tensors):
+            if len(self._familiar) == FAMILIAR:
+                self._familiar.clear()
+            self._familiar[id(item)] = _Familiar(item, tensors, self._layout.tensors)
 
     def _attributes_of(self, item: Any) -> Sequence[Tensor]:
         """The tensors of a Struct of plain tensors. Raises ShapeError for the first that does not fit."""
