@@ -24,11 +24,16 @@ train: $(STAMP)  ## train PPO on CartPole-v1 until it is solved, acting and lear
 test: $(STAMP)  ## the fast tier
 	$(BIN)/python -m pytest -m "not slow and not nightly"
 
+# EnvPool brings 700 MB of pictures and models: only who tests it gets it.
+.venv/envpool: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev,envpool]'
+	touch $@
+
 # Pytest leaves with 5 where it selects nothing: a tier may be empty, the fast one may not.
-test-all: $(STAMP)  ## the slow tier alone; CI runs `test`, then this
+test-all: .venv/envpool  ## the slow tier alone; CI runs `test`, then this
 	$(BIN)/python -m pytest -m slow || { [ $$? -eq 5 ] && echo "no slow tests"; }
 
-test-nightly: $(STAMP)  ## what is too long for CI
+test-nightly: .venv/envpool  ## what is too long for CI
 	$(BIN)/python -m pytest -m nightly || { [ $$? -eq 5 ] && echo "no nightly tests"; }
 
 lint: $(STAMP)  ## formatting, style, types
@@ -36,8 +41,10 @@ lint: $(STAMP)  ## formatting, style, types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+BENCHMARKS := toy transport weights counting rollout overlap ppo-cartpole ppo-sb3-defaults ppo-halfcheetah ppo-pong
+
 bench: $(STAMP)  ## every benchmark
-	$(BIN)/python -m benchmarks toy && $(BIN)/python -m benchmarks transport && $(BIN)/python -m benchmarks weights && $(BIN)/python -m benchmarks counting && $(BIN)/python -m benchmarks ppo-cartpole && $(BIN)/python -m benchmarks overlap
+	set -e; for workload in $(BENCHMARKS); do $(BIN)/python -m benchmarks $$workload; done
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16

@@ -7,7 +7,8 @@ import sys
 
 from benchmarks.harness import compare
 
-WORKLOADS = ["toy", "transport", "weights", "counting", "ppo-cartpole", "overlap"]
+WORKLOADS = ["toy", "transport", "weights", "counting", "ppo-cartpole", "overlap", "rollout"]
+WORKLOADS += ["ppo-sb3-defaults", "ppo-halfcheetah", "ppo-pong"]
 
 
 def main() -> None:

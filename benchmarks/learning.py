@@ -11,31 +11,40 @@ import argparse
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gymnasium.wrappers import FlattenObservation
+from minigrid.wrappers import ImgObsWrapper
+
+from benchmarks.tasks import LENGTH, HighestAllowed, Ladder, Scales, Sign, Thermostat, WithoutVelocities
 from headrace import A2C, PPO, Env, Gymnasium, Inline, Learner, Method, SyncBatches, evaluate
 from headrace.envs.toy import Recall
 
-EPISODES = 50
 LEARNED = Path(__file__).parent / "learned"
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, for how long, and what the mean return of 50 fresh episodes must be."""
+    """What is trained, for how long, and what the mean return of so many fresh episodes must be."""
 
     method: Method
     env: Env
     plan: SyncBatches
     env_steps: int
     threshold: float
+    episodes: int = 50
 
 
 CARTPOLE = Gymnasium("CartPole-v1")
 RECALL = Recall(length=6)  # a cue at the first step has to be named at the last: without memory 0.5 is the best
 RECALL_PLAN = SyncBatches(num_envs=16, num_steps=12)
+
+HIDDEN = Gymnasium("CartPole-v1", wrappers=[WithoutVelocities])
+SEEING = PPO(learning_rate=1e-3, gamma=0.98, gae_lambda=0.9, normalize_observation=True, normalize_reward=True)
+SMALL = PPO(learning_rate=1e-3, update_epochs=10, num_minibatches=4)
+SMALL_PLAN = SyncBatches(num_envs=8, num_steps=64)
 
 TASKS: Mapping[str, Task] = {
     "ppo-cartpole": Task(
@@ -58,6 +67,48 @@ TASKS: Mapping[str, Task] = {
     "a2c-recall-forward": Task(
         A2C(learning_rate=3e-3, ent_coef=0.01), RECALL, RECALL_PLAN, env_steps=100_000, threshold=0.0
     ),
+    "ppo-acrobot": Task(
+        PPO(learning_rate=1e-3, gae_lambda=0.94, num_minibatches=8, ent_coef=0.01, normalize_observation=True),
+        Gymnasium("Acrobot-v1"),
+        SyncBatches(num_envs=16, num_steps=256),
+        env_steps=300_000,
+        threshold=-90,
+    ),
+    "ppo-pendulum": Task(
+        PPO(
+            learning_rate=1e-3,
+            gamma=0.95,
+            update_epochs=10,
+            num_minibatches=32,
+            normalize_observation=True,
+            normalize_reward=True,
+        ),
+        Gymnasium("Pendulum-v1"),
+        SyncBatches(num_envs=16, num_steps=256),
+        env_steps=300_000,
+        threshold=-200,
+        episodes=100,
+    ),
+    "ppo-thermostat": Task(
+        replace(SMALL, gamma=0.5), Gymnasium(Thermostat), SMALL_PLAN, env_steps=100_000, threshold=0.95 * LENGTH
+    ),
+    "ppo-sign": Task(SMALL, Gymnasium(Sign), SMALL_PLAN, env_steps=20_000, threshold=LENGTH),
+    "ppo-highest-allowed": Task(SMALL, Gymnasium(HighestAllowed), SMALL_PLAN, env_steps=40_000, threshold=LENGTH),
+    "ppo-scales": Task(SMALL, Gymnasium(Scales), SMALL_PLAN, env_steps=100_000, threshold=0.98 * LENGTH),
+    "ppo-ladder": Task(SMALL, Gymnasium(Ladder), SMALL_PLAN, env_steps=40_000, threshold=Ladder.BEST),
+    "ppo-hidden-gru": Task(
+        replace(SEEING, memory="gru"), HIDDEN, SyncBatches(num_envs=16, num_steps=64), env_steps=60_000, threshold=450
+    ),
+    "ppo-hidden-forward": Task(
+        SEEING, HIDDEN, SyncBatches(num_envs=16, num_steps=64), env_steps=200_000, threshold=0.0
+    ),
+    "ppo-minigrid": Task(
+        PPO(learning_rate=1e-3, update_epochs=10, num_minibatches=8),
+        Gymnasium("MiniGrid-Empty-5x5-v0", wrappers=[ImgObsWrapper, FlattenObservation]),
+        SyncBatches(num_envs=8, num_steps=128),
+        env_steps=100_000,
+        threshold=0.95,
+    ),
 }
 
 
@@ -67,7 +118,7 @@ def train(task: Task, seed: int) -> dict[str, Any]:
     learner = Learner(task.method, task.env.spec, seed=seed)
     for report in task.plan.run(learner, task.env, Inline(), env_steps=task.env_steps):  # noqa: B007
         pass
-    returns = evaluate(learner.method, learner.net, task.env, EPISODES, seed)
+    returns = evaluate(learner.method, learner.net, task.env, task.episodes, seed)
     return {
         "seed": seed,
         "score": round(float(returns.mean()), 3),

@@ -1,4 +1,4 @@
-"""Headrace: PPO on CartPole in one process, as two processes that overlap, and what its parts cost alone."""
+"""Headrace: PPO in one process, as two processes that overlap, and what its parts cost alone."""
 
 import json
 import os
@@ -11,18 +11,21 @@ from importlib.metadata import version
 import torch
 
 from benchmarks.report import report
-from headrace import PPO, Actor, Gymnasium, Inline, Learner, Processes, SyncBatches
+from headrace import PPO, Actor, Env, Gymnasium, Inline, Learner, Processes, SyncBatches
+from headrace.envs.atari import Atari
 
-PLACES = {"inline": (Inline, 0), "lag1": (Processes, 1), "roof": (Inline, 0)}  # where, max_lag
+# where, max_lag, the learner's threads
+PLACES = {"inline": (Inline, 0, 1), "lag1": (Processes, 1, 1), "threads2": (Inline, 0, 2), "roof": (Inline, 0, 1)}
 
 
 def main(
-    how: str, *, num_envs: int, num_steps: int, num_epochs: int, minibatch_size: int, hidden: list[int],
+    how: str, *, env: str, num_envs: int, num_steps: int, num_epochs: int, minibatch_size: int, hidden: list[int],
     learning_rate: float, gamma: float, gae_lambda: float, clip: float, ent_coef: float, vf_coef: float,
     max_grad_norm: float, warm_up: int, env_steps: int, seed: int,
 ) -> None:  # fmt: skip
     torch.set_num_threads(1)
-    env = Gymnasium("CartPole-v1")
+    # With a life's end as an episode's, and clipped rewards, as Stable-Baselines3's wrapper has them.
+    stepped = Atari(env, episodic_life=True, reward_clipping=True) if "NoFrameskip" in env else Gymnasium(env)
     method = PPO(
         learning_rate=learning_rate,
         anneal_lr=False,
@@ -36,16 +39,16 @@ def main(
         num_minibatches=num_envs * num_steps // minibatch_size,
         clip_range=clip,
     )
-    learner = Learner(method, env.spec, seed=seed)
-    place, max_lag = PLACES[how]
+    place, max_lag, threads = PLACES[how]
+    learner = Learner(method, stepped.spec, seed=seed, threads=threads)
     plan = SyncBatches(actors=1, num_envs=num_envs, num_steps=num_steps, max_lag=max_lag)
     if how == "roof":
         updates = tuple(count // (num_envs * num_steps) for count in (warm_up, env_steps))
-        measure_roof(learner, Learner(method, env.spec, seed=seed), plan, env, *updates)
+        measure_roof(learner, Learner(method, stepped.spec, seed=seed), plan, stepped, *updates)
         return
     returns: deque[float] = deque(maxlen=100)
     began = before = None
-    with closing(plan.run(learner, env, place(), env_steps=warm_up + env_steps)) as reports:
+    with closing(plan.run(learner, stepped, place(), env_steps=warm_up + env_steps)) as reports:
         for update in reports:
             now = time.perf_counter()
             if began is None and update.env_steps >= warm_up:
@@ -54,13 +57,13 @@ def main(
     made, seconds = update.env_steps - before, now - began
     report(
         "headrace" if how == "inline" else f"headrace_{how}", made / seconds, version("headrace"),
-        place=place.__name__, max_lag=max_lag, actors=1, vectorised="CartPoleVectorEnv",
-        gymnasium=version("gymnasium"), torch=torch.__version__, threads=1,
-        env_steps=made, mean_return=round(sum(returns) / len(returns), 1),
+        place=place.__name__, max_lag=max_lag, actors=1, env=repr(stepped),
+        gymnasium=version("gymnasium"), torch=torch.__version__, threads=threads,
+        env_steps=made, mean_return=round(sum(returns) / len(returns), 1) if returns else None,
     )  # fmt: skip
 
 
-def measure_roof(whole: Learner, parts: Learner, plan: SyncBatches, env: Gymnasium, warm_up: int, updates: int) -> None:
+def measure_roof(whole: Learner, parts: Learner, plan: SyncBatches, env: Env, warm_up: int, updates: int) -> None:
     """An update of the plan, an actor's rollout alone and a learner's update alone, in turn.
 
     The roof is the work of both parts, divided by the cores without a remainder and without a wait.
@@ -92,7 +95,7 @@ def measure_roof(whole: Learner, parts: Learner, plan: SyncBatches, env: Gymnasi
     }  # fmt: skip
     report("headrace_beside_roof", made[0] / planned, version("headrace"), **settings)
     report("roof", made[1] / (acting + learning), version("headrace"), of_cores=1, **settings)
-    report("roof_lag1", cores * made[1] / (acting + learning), version("headrace"), of_cores=cores, **settings)
+    report("roof_cores", cores * made[1] / (acting + learning), version("headrace"), of_cores=cores, **settings)
 
 
 if __name__ == "__main__":

@@ -1,42 +1,18 @@
-"""The item that `transport` moves: eight fields, as a rollout of 128 steps has them. NumPy only, for every system."""
+"""rollout: environment steps a second of one actor, and of its environments alone, in turn in one process."""
 
-import numpy as np
+from benchmarks.harness import Case, Workload
 
-STEPS = 128
-ENVIRONMENTS = {"59kb": 16, "58mb": 15_488}
-COUNTS = {"59kb": 30_000, "58mb": 100}  # items that are measured
-WARM_UPS = {"59kb": 2_000, "58mb": 8}
-SOURCES = {"59kb": 8, "58mb": 2}  # items that the writer fills in turn
-
-FIELDS = (
-    ("observation", np.float32, (STEPS + 1, 0, 4)),  # 0 stands for the number of environments
-    ("action", np.int32, (STEPS, 0)),
-    ("reward", np.float32, (STEPS, 0)),
-    ("log_prob", np.float32, (STEPS, 0)),
-    ("terminated", np.bool_, (STEPS, 0)),
-    ("environment", np.int32, (0,)),
-    ("env_steps", np.int64, (0,)),
-    ("sequence", np.int64, (0,)),
-)
+TARGETS = {"vs_bare_cartpole": "≥ 0.35", "vs_bare_halfcheetah": "≥ 0.8", "vs_parts_pong": "≥ 0.9"}
 
 
-def arrays(size: str) -> tuple[np.ndarray, ...]:
-    """One item, every array allocated by itself and touched."""
-    count = ENVIRONMENTS[size]
-    return tuple(np.full([length or count for length in shape], 1, dtype) for _, dtype, shape in FIELDS)
+def workload() -> Workload:
+    cases = [Case("headrace", "benchmarks.ours_rollout", (task,)) for task in ("cartpole", "halfcheetah", "pong")]
+    return Workload("rollout", "env steps/s", cases, ratios, TARGETS)
 
 
-def item_bytes(size: str) -> int:
-    return sum(array.nbytes for array in arrays(size))
-
-
-def stamp(first: np.ndarray, last: np.ndarray, number: int) -> None:
-    """Mark an item, given its first and last field, as this one."""
-    first[0, 0, 0] = number
-    last[0] = number
-
-
-def look(first: np.ndarray, last: np.ndarray, number: int) -> None:
-    """Read what `stamp` wrote."""
-    if first[0, 0, 0] != number or last[0] != number:
-        raise RuntimeError(f"item {number} came as {first[0, 0, 0]}, {last[0]}")
+def ratios(medians: dict[str, float]) -> dict[str, float]:
+    found = {
+        f"vs_bare_{task}": medians[f"actor_{task}"] / medians[f"bare_{task}"] for task in ("cartpole", "halfcheetah")
+    }
+    # Of Pong the network is the larger part: what the environments cost alone, and it alone.
+    return {**found, "vs_parts_pong": medians["actor_pong"] / medians["parts_pong"]}

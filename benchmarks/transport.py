@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Case, Workload
+from benchmarks.item import COUNTS, FIELDS, SOURCES, WARM_UPS, arrays, item_bytes, look, stamp
 from benchmarks.report import rate, report
-from benchmarks.rollout import COUNTS, FIELDS, SOURCES, WARM_UPS, arrays, item_bytes, look, stamp
 from headrace import Processes, Struct, axes
 
 CAPACITIES = {"59kb": 4, "58mb": 2}

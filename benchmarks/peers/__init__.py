@@ -15,7 +15,7 @@ PINNED = ("numpy", "torch")  # to our own versions; a bare `torch` would pull gi
 REQUIREMENTS = {
     "ray": ["ray", "numpy"],
     "rllib": ["ray[rllib]", "torch", "numpy"],
-    "sb3": ["stable-baselines3", "torch", "numpy"],
+    "sb3": ["stable-baselines3", "torch", "numpy", "ale-py", "mujoco", "opencv-python-headless"],
 }
 
 

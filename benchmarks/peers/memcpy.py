@@ -5,8 +5,8 @@ import sys
 
 import torch
 
+from benchmarks.item import COUNTS, WARM_UPS, item_bytes
 from benchmarks.report import rate, report
-from benchmarks.rollout import COUNTS, WARM_UPS, item_bytes
 
 COLD = 192 * 2**20  # bytes of the sources, and of the targets: several times the last cache
 

@@ -7,8 +7,8 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from benchmarks.founding import act, learn
+from benchmarks.item import COUNTS, SOURCES, WARM_UPS, arrays, item_bytes, look, stamp
 from benchmarks.report import rate, report
-from benchmarks.rollout import COUNTS, SOURCES, WARM_UPS, arrays, item_bytes, look, stamp
 
 
 def toy(steps: int) -> None:

@@ -1,4 +1,4 @@
-"""RLlib: PPO on CartPole, on its new API stack. Runs in RLlib's own environment.
+"""RLlib: PPO, on its new API stack. Runs in RLlib's own environment.
 
 env_runners: actors that step the environments, in equal shares; with 0 of them the learner's process does.
 """
@@ -13,7 +13,7 @@ from benchmarks.report import report
 
 
 def main(
-    folder: str, env_runners: int, *, num_envs: int, num_steps: int, num_epochs: int, minibatch_size: int,
+    folder: str, env_runners: int, *, env: str, num_envs: int, num_steps: int, num_epochs: int, minibatch_size: int,
     hidden: list[int], learning_rate: float, gamma: float, gae_lambda: float, clip: float, ent_coef: float,
     vf_coef: float, max_grad_norm: float, warm_up: int, env_steps: int, seed: int,
 ) -> None:  # fmt: skip
@@ -26,7 +26,7 @@ def main(
     torch.set_num_threads(1)
     config = (
         PPOConfig()
-        .environment("CartPole-v1")
+        .environment(env)
         .env_runners(num_env_runners=env_runners, num_envs_per_env_runner=num_envs // max(1, env_runners))
         .learners(num_learners=0)  # in the driver
         .training(

@@ -10,9 +10,23 @@ A method learns, a plan says what moves and who waits, a placement says where it
 from headrace.actor import Actor, evaluate
 from headrace.channel import role, wait
 from headrace.data import Decision, Gradient, Loss, Rollout
+from headrace.envs.atari import Atari
 from headrace.envs.base import Env, VectorEnv
+from headrace.envs.check import Checked, Finding, check_env
+from headrace.envs.envpool import EnvPool
 from headrace.envs.gymnasium import Gymnasium
-from headrace.errors import Closed, ConfigError, HeadraceError, RoleFailed, ShapeError, Stalled
+from headrace.envs.gymnasium_vector import GymnasiumVector
+from headrace.envs.registry import environment
+from headrace.errors import (
+    Closed,
+    ConfigError,
+    EnvironmentFault,
+    HeadraceError,
+    NonFinite,
+    RoleFailed,
+    ShapeError,
+    Stalled,
+)
 from headrace.learner import Learner
 from headrace.method import Method
 from headrace.methods.a2c import A2C
@@ -29,14 +43,20 @@ __all__ = [
     "A2C",
     "PPO",
     "Actor",
+    "Atari",
     "Box",
+    "Checked",
     "Closed",
     "ConfigError",
     "Decision",
     "Discrete",
     "Env",
+    "EnvPool",
+    "EnvironmentFault",
+    "Finding",
     "Gradient",
     "Gymnasium",
+    "GymnasiumVector",
     "HeadraceError",
     "Inline",
     "Learner",
@@ -44,6 +64,7 @@ __all__ = [
     "Method",
     "MultiBinary",
     "MultiDiscrete",
+    "NonFinite",
     "Processes",
     "Report",
     "RoleFailed",
@@ -57,6 +78,8 @@ __all__ = [
     "Tree",
     "VectorEnv",
     "axes",
+    "check_env",
+    "environment",
     "evaluate",
     "role",
     "wait",

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from headrace.channel import Note, Weights
 from headrace.data import Decision, Rollout
-from headrace.envs.base import Env, VectorEnv
+from headrace.envs.base import CheckedVectorEnv, Env, VectorEnv
 from headrace.errors import ConfigError
 from headrace.method import Method
 from headrace.struct import NAMESPACE, Tree
 
 __all__ = ["Actor", "Decide", "evaluate"]
+
+ADVICE = "raise the plan's env_timeout if it was only slow"
 
 Decide: TypeAlias = Callable[[Tree, Tree | None, Tree], Decision]
 """decide(observation, memory, noise): who chooses. An actor's own network, or a role that serves many actors."""
@@ -30,6 +32,8 @@ class Actor:
     environments: their indices among all of the run. seed: of this run and this life of the actor; environments draw
     from it and their own index, whichever actor they belong to.
     decide: asked for every step; by default the method's `act` on this actor's own network.
+    watch: `role().watch` or the like, so that an environment that hangs is found and named. timeout: seconds that to
+    make the environments, a reset or a step may take; None: as long as they like.
     """
 
     def __init__(
@@ -42,6 +46,8 @@ class Actor:
         seed: Sequence[int] = (0,),
         rank: int = 0,
         decide: Decide | None = None,
+        watch: Callable[[str, float | None, str], Callable[..., None]] | None = None,
+        timeout: float | None = None,
     ) -> None:
         self.method, self.net, self.num_steps, self.version = method, net, num_steps, 0
         self._now = method  # with what its schedules give
@@ -60,7 +66,17 @@ class Actor:
         self._limit = env.spec.shortest_truncation  # None: the row after an end only resets
         self._discount, self._discounted = method.return_discount, np.zeros(count)
         self._returns, self._lengths = np.zeros(count), np.zeros(count, np.int64)  # of the running episodes
+        span = f"environments {environments.start} to {environments.stop - 1}"
+        if watch is not None:
+            watch(f"making {span}", timeout, ADVICE)()
         self._env: VectorEnv = env.make(environments)
+        self._beat: Callable[..., None] | None = None
+        if watch is not None:
+            if isinstance(self._env, CheckedVectorEnv) and self._env.apart:
+                self._env.beat = watch("stepping environment {} (episode {}, step {}, seed {})", timeout, ADVICE)
+            else:
+                self._beat = watch(f"stepping {span} (row {{}} of rollout {{}})", timeout, ADVICE)
+                self._beat(0, 0)
         self._last = [leaf.copy() for leaf in _leaves(self._env.reset(_word(seed)))]  # observed, not acted on yet
 
     def __enter__(self) -> Self:
@@ -98,6 +114,8 @@ class Actor:
             for step, row in enumerate(self._rows[:-1]):
                 decision = self._decide(row, memory, noise[step])
                 action = decision.action if decision.environment_action is None else decision.environment_action
+                if self._beat is not None:
+                    self._beat(step, sequence)
                 observation, reward[step], terminated[step], truncated[step] = self._env.step(_numpy(action))
                 if single:
                     written[step + 1] = observation
@@ -163,7 +181,8 @@ class Actor:
     def _discount_returns(self, before: np.ndarray[Any, Any], ended: np.ndarray[Any, Any]) -> None:
         """Tell the running discounted returns before the first row, and go on to those after the last."""
         assert self._discount is not None
-        before[:] = running = self._discounted
+        # After a reward that was not finite, whose batch a learner may leave out, the sum begins anew.
+        before[:] = running = np.nan_to_num(self._discounted, nan=0.0, posinf=0.0, neginf=0.0)
         for reward, end in zip(self._rollout.reward.numpy(), ended, strict=True):
             running = np.where(end, 0.0, self._discount * running + reward)
         self._discounted = running
@@ -180,14 +199,17 @@ class Actor:
         np.sum(valid, 0, out=rollout.env_steps.numpy())
         self._ended = ended[-1]
         returns, lengths = rollout.episode_return.zero_().numpy(), rollout.episode_length.zero_().numpy()
-        summed = self._returns + np.cumsum(rollout.reward.numpy(), 0, np.float64)
+        reward = rollout.reward.numpy().astype(np.float64)
+        reward[0] += self._returns
         counted = self._lengths + np.cumsum(valid, 0)
-        before, begun = np.zeros(len(self._ended)), np.zeros(len(self._ended), np.int64)  # of what summed, counted hold
+        begin, begun = np.zeros((2, len(self._ended)), np.int64)  # the row where the episode began; counted before it
         for step, column in np.argwhere(ended):
-            returns[step, column] = summed[step, column] - before[column]
+            returns[step, column] = reward[begin[column] : step + 1, column].sum()
             lengths[step, column] = counted[step, column] - begun[column]
-            before[column], begun[column] = summed[step, column], counted[step, column]
-        self._returns, self._lengths = summed[-1] - before, counted[-1] - begun
+            begin[column], begun[column] = step + 1, counted[step, column]
+        # What came before is left out, not taken off again: a NaN would stay.
+        self._returns = np.where(np.arange(len(reward))[:, None] < begin, 0.0, reward).sum(0)
+        self._lengths = counted[-1] - begun
 
 
 def evaluate(method: Method, net: nn.Module, env: Env, episodes: int, seed: int = 0) -> np.ndarray[Any, Any]:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Activity",
+    "Beat",
     "Channel",
     "Crew",
     "End",
@@ -340,6 +341,16 @@ class Placement(Protocol):
         """A crew whose roles draw their seeds from this one."""
 
 
+class Beat(Protocol):
+    """What a role calls before each thing that could hang, with the numbers that say which; see `Role.watch`."""
+
+    def __call__(self, *numbers: int) -> None:
+        """A beat begins, and the one before is over. Some tenths of a microsecond; ConfigError if they do not fit."""
+
+    def idle(self) -> None:
+        """The last beat is over, and nothing is done that could hang."""
+
+
 class Role(Protocol):
     """What `role()` tells a function about itself."""
 
@@ -368,6 +379,19 @@ class Role(Protocol):
 
     def heartbeat(self, text: str) -> None:
         """Say what the role is doing; a failure report repeats the last one."""
+
+    def watch(self, doing: str, within: float | None = None, advice: str = "") -> Beat:
+        """A function to call before each thing that could hang; a role has one, and the next call replaces it.
+
+        `beat = role().watch("adding {} to counter {}", within=60.0)`, then `beat(1, 17)`, `beat(2, 17)`, `beat.idle()`.
+        A beat lasts until the next one, until `beat.idle()`, or until this role waits. One that lasts longer than
+        `within` seconds is a failure: `RoleFailed` in the driver says what the role was doing, and `advice`, what to do
+        if it was slow only. On Processes the role is killed; a thread is left behind. A failure of any kind repeats the
+        last beat. Nobody watches the driver's own beats, nor can see that a thread keeps the interpreter lock.
+
+        doing: what to print after "has been", with a {} for each number, six at most. within: None for no limit.
+        Raises ConfigError for a text or a limit that is none.
+        """
 
     def wait(self, *ends: End, timeout: float | None = None) -> list[End]:
         """See `headrace.channel.wait`."""

@@ -60,7 +60,7 @@ class Rollout(Struct):
     final_step: Tensor | None = axes("F B", torch.int32, default=None)
     """The row of the step that led to it, −1 where there is none."""
     discounted_return: Tensor | None = axes("B", torch.float64, default=None)
-    """The discounted sum of the running episode's rewards before the first row, for methods that scale by its spread."""
+    """The discounted sum of the running episode's rewards before the first row, where a method scales by its spread."""
     environment: Tensor = axes("B", torch.int32)
     """Index of the environment among all of the run."""
     rank: Tensor = axes("B", torch.int64)

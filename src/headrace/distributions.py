@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 _HALF_LOG_TAU: Final = 0.5 * math.log(2 * math.pi)
+_LARGEST_INTEGER: Final = 2**24  # up to which float32 has all of them
 _SURE: Final = 1e9  # a logit beyond any that a network gives, and still finite: 0 · ∞ would be NaN
 
 
@@ -251,7 +252,7 @@ class _CategoricalTerms(torch.autograd.Function):
 
 
 class _Scaled(Distribution):
-    """Actions of a Box as a vector [..., d] in which -1 and 1 stand for its bounds."""
+    """Actions of a Box as a vector [..., d] in which -1 and 1 stand for its bounds; of integers, the nearest."""
 
     low: Tensor
     half_range: Tensor
@@ -259,11 +260,19 @@ class _Scaled(Distribution):
     def __init__(self, space: Box) -> None:
         super().__init__()
         self.shape, self.dtype, self.size = space.shape, space.dtype, int(np.prod(space.shape))
-        low, high = (torch.as_tensor(np.array(bound, np.float32)).flatten() for bound in (space.low, space.high))
-        bounded = low.isfinite() & high.isfinite()
+        low, high = (torch.as_tensor(np.array(bound)).flatten() for bound in (space.low, space.high))
+        if not self.dtype.is_floating_point:
+            low, high = low.double(), high.double()
+            if max(low.abs().max(), high.abs().max()) > _LARGEST_INTEGER:
+                raise ConfigError(
+                    f"there is no policy over {space}: of integers beyond ±2²⁴ it could not choose every one. Narrow "
+                    "the bounds in a wrapper, or use MultiDiscrete."
+                )
+        middle, half_range = ((high + part * low).float() / 2 for part in (1, -1))
         # A dimension without bounds on both sides keeps its unit.
-        self.register_buffer("middle", torch.where(bounded, (low + high) / 2, 0.0), persistent=False)
-        self.register_buffer("half_range", torch.where(bounded, (high - low) / 2, 1.0), persistent=False)
+        bounded = half_range.isfinite()
+        self.register_buffer("middle", torch.where(bounded, middle, 0.0), persistent=False)
+        self.register_buffer("half_range", torch.where(bounded, half_range, 1.0), persistent=False)
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
         self.log_std = nn.Parameter(torch.zeros(self.size))
@@ -281,7 +290,10 @@ class _Scaled(Distribution):
 
     def _in_box(self, action: Tensor) -> Tensor:
         scaled = self.middle + self.half_range * action
-        clipped = torch.minimum(torch.maximum(scaled, self.low), self.high)
+        if not self.dtype.is_floating_point:
+            scaled = scaled.round()
+        # Clipped in the precision of the bounds: float32 may round one of float64 to what lies outside.
+        clipped = torch.minimum(torch.maximum(scaled.to(self.low.dtype), self.low), self.high)
         return clipped.reshape(*action.shape[:-1], *self.shape).to(self.dtype)
 
 
@@ -350,9 +362,7 @@ def distribution_over(space: Spaces, squashed: bool = False) -> Distribution:
         if isinstance(space, kind):
             return made(space)  # type: ignore[arg-type]
     assert isinstance(space, Box)
-    if space.dtype.is_floating_point:
-        return SquashedNormal(space) if squashed else Normal(space)
-    raise ConfigError(f"there is no policy over a Box of {space.dtype}; actions are a Box of floats or Discrete.")
+    return SquashedNormal(space) if squashed else Normal(space)
 
 
 def _forbid(logits: Tensor, mask: Tensor) -> Tensor:

@@ -5,7 +5,9 @@
     ├── ShapeError (ValueError)      a tensor has another shape, dtype or axis length than declared
     ├── Closed                       the channel was closed, or its other end has finished
     ├── Stalled (TimeoutError)       a wait ran out of time, or can never end (deadlock)
-    └── RoleFailed                   a role raised, was killed, or was stopped for too long
+    ├── RoleFailed                   a role raised, was killed, or was stopped for too long
+    ├── EnvironmentFault             an environment raised, or returned what cannot be used
+    └── NonFinite                    learning met an infinite number or a NaN
 
 A message says what came, what was expected and what to do.
 """
@@ -15,7 +17,16 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-__all__ = ["Closed", "ConfigError", "HeadraceError", "RoleFailed", "ShapeError", "Stalled"]
+__all__ = [
+    "Closed",
+    "ConfigError",
+    "EnvironmentFault",
+    "HeadraceError",
+    "NonFinite",
+    "RoleFailed",
+    "ShapeError",
+    "Stalled",
+]
 
 
 class HeadraceError(Exception):
@@ -70,3 +81,30 @@ class RoleFailed(HeadraceError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(type(self), **self.__dict__), self.args
+
+
+class EnvironmentFault(HeadraceError):
+    """An environment raised an exception, which is `__cause__`, or returned what its spaces forbid or is not finite.
+
+    environment: its index among all of the run, or a range where environments that step as one cannot be told apart.
+    episode: from 0. step: of that episode, from 1; 0 is the reset. seed: what its reset was given; None before that.
+    """
+
+    def __init__(
+        self, message: str, *, environment: int | range, episode: int = 0, step: int = 0, seed: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.environment = environment
+        self.episode = episode
+        self.step = step
+        self.seed = seed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(type(self), **self.__dict__), self.args
+
+
+class NonFinite(HeadraceError):
+    """What a learner was about to learn from, or a gradient of it, holds an infinite number or a NaN.
+
+    It is raised before that reaches a weight, an optimizer's state or a running statistic.
+    """

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from headrace.data import Gradient, Loss, Mean, Rollout
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, NonFinite
 from headrace.method import Method
 from headrace.report import Report
 from headrace.spaces import Spec
@@ -26,6 +27,9 @@ __all__ = ["Learner"]
 
 _ELEMENTWISE = (optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.SGD)
 _building = threading.Lock()  # whoever builds has the global generator for itself
+_ADVICE = 'Learner(non_finite="skip") would leave out such updates and count them.'
+_Told: TypeAlias = tuple[dict[str, float], Tensor | None]
+"""The metrics of an update, and the priorities that it gives the rows which it learned from."""
 _TINY = torch.finfo(torch.float32).tiny
 _ALIGN = 16  # numbers: parameters begin at multiples of 64 bytes, as memory of their own would
 
@@ -98,6 +102,10 @@ class _Replica:
             for name, optimizer in optimizers.items()
         }
 
+    def tensors(self) -> list[Tensor]:
+        """All that learning changes here: the weights of every group, and the buffers."""
+        return [*(group.flat for group in self.groups.values()), *self.net.buffers()]
+
 
 class Learner:
     """The network, its optimizers and its counters.
@@ -105,6 +113,9 @@ class Learner:
     devices: where the network lives; of several, each takes a share of every minibatch, and gradients are summed in
     their order. microbatch_size: rows of which the gradient is computed at a time, None: a whole minibatch.
     threads: torch threads while it computes, whatever the caller uses; another number gives other bits.
+    non_finite: what becomes of an update whose batch or gradient holds an infinite number or a NaN. "raise": NonFinite,
+    which says where. "skip": it is left out whole, and its environment steps are counted in `dropped`. Either way no
+    such number reaches a weight, an optimizer's state or a running statistic.
     """
 
     def __init__(
@@ -116,12 +127,15 @@ class Learner:
         *,
         microbatch_size: int | None = None,
         threads: int = 1,
+        non_finite: Literal["raise", "skip"] = "raise",
     ) -> None:
         if isinstance(devices, str) or not devices:
             raise ConfigError(f'devices={devices!r}: give a sequence of at least one, such as ("cpu",).')
         if microbatch_size is not None and microbatch_size < 1:
             raise ConfigError(f"microbatch_size={microbatch_size}: give at least 1, or None.")
-        self.method, self.spec, self.seed = method, spec, seed
+        if non_finite not in ("raise", "skip"):
+            raise ConfigError(f'non_finite={non_finite!r}: choose "raise" or "skip".')
+        self.method, self.spec, self.seed, self.non_finite = method, spec, seed, non_finite
         self.devices = tuple(map(torch.device, devices))
         self.microbatch_size, self.threads = microbatch_size, threads
         sequence = np.random.SeedSequence((seed, zlib.crc32(b"learner")))
@@ -144,6 +158,9 @@ class Learner:
         self._annealed = method
         self.version = self.env_steps = self.gradient_steps = self.samples_learned = 0
         self.dropped: dict[str, int] = {}
+        self._prepared = 0  # environment steps that no update has been given yet
+        self._norms: list[tuple[str, Tensor]] = []  # of gradients that were not looked at yet
+        self._looks = self.devices[0].type == "cpu"  # at every norm; an accelerator is waited for once an update
         self._heard = _Heard()
 
     @property
@@ -162,34 +179,28 @@ class Learner:
             self._learn_by(annealed)
 
     def prepare(self, rollout: Rollout) -> Struct:
-        """Count a rollout and make of it what `update` learns from."""
-        self.env_steps += int(rollout.env_steps.sum())
+        """Count a rollout and make of it what `update` learns from. Raises NonFinite, unless such are to be skipped."""
+        if self.non_finite == "raise":
+            _check_rollout(rollout)
+        steps = int(rollout.env_steps.sum())
+        self.env_steps += steps
+        self._prepared += steps
         self._heard.add(rollout, self.version)
         with self._settings(), torch.no_grad():
             return self._annealed.prepare(self.net, rollout.to(self.devices[0]))
 
     def update(self, batch: Struct, mean: Mean = identity) -> Report:
-        """Learn from a batch, which makes the next version.
+        """Learn from a batch, which makes the next version. Raises NonFinite, unless such are to be skipped.
 
         mean: averages over all who learn together; every one of them calls it equally often, in the same order.
         """
-        method = self._annealed
         with self._settings():
             for replica in self._replicas:
                 for name, group in replica.groups.items():
                     group.check(name)
-            with torch.no_grad():
-                described = method.describe(batch)
-            metrics = _Metrics(mean)
-            for minibatch in method.minibatches(batch, self._rng, mean):
-                if not self._learn(minibatch, mean, metrics):
-                    break
-            with torch.no_grad():
-                method.statistics(self.net, batch, mean)
+            told, priorities = self._whole(lambda: self._learn_from(batch, mean))
             self._finish()
-            self.samples_learned += metrics.samples
-        told = {**metrics.means(), **{name: float(value) for name, value in described.items()}}
-        return self._report(told, metrics.priorities)
+        return self._report(told, priorities)
 
     def gradient(self, batch: Struct, mean: Mean = identity) -> Gradient:
         """The mean gradient over a batch, for somebody else to `apply`. Changes no weight.
@@ -215,14 +226,10 @@ class Learner:
         )
 
     def apply(self, gradient: Gradient) -> None:
-        """Step with a gradient that was computed elsewhere, which makes the next version."""
+        """Step with a gradient that was computed elsewhere, which makes the next version. Raises as `update` does."""
         (name,) = self._optimizers
         with self._settings():
-            self._replicas[0].groups[name].gradient.copy_(gradient.flat)
-            norm = float(gradient.max_grad_norm)
-            self._step(name, None if norm == float("inf") else norm)
-            self.gradient_steps += 1
-            self.samples_learned += round(float(gradient.weight))
+            self._whole(lambda: self._apply(name, gradient))
             self._finish()
 
     def state(self) -> dict[str, Any]:
@@ -275,6 +282,77 @@ class Learner:
             for replica in self._replicas:
                 self._annealed.after_update(replica.net, self.version)
 
+    # One update
+
+    def _learn_from(self, batch: Struct, mean: Mean) -> _Told:
+        """All gradient steps on a batch, and what its statistics move."""
+        method = self._annealed
+        self._check_batch(batch, mean)
+        with torch.no_grad():
+            described = method.describe(batch)
+        metrics = _Metrics(mean)
+        for minibatch in method.minibatches(batch, self._rng, mean):
+            if not self._learn(minibatch, mean, metrics):
+                break
+        self._check_norms()
+        with torch.no_grad():
+            method.statistics(self.net, batch, mean)
+        self.samples_learned += metrics.samples
+        return {**metrics.means(), **{name: float(value) for name, value in described.items()}}, metrics.priorities
+
+    def _apply(self, name: str, gradient: Gradient) -> _Told:
+        self._replicas[0].groups[name].gradient.copy_(gradient.flat)
+        norm = float(gradient.max_grad_norm)
+        self._step(name, self._norm(name), None if norm == torch.inf else norm)
+        self._check_norms()
+        self.gradient_steps += 1
+        self.samples_learned += round(float(gradient.weight))
+        return {}, None
+
+    def _whole(self, learn: Callable[[], _Told]) -> _Told:
+        """What `learn` returns. If it meets a number that is not finite, it is undone, and raised or counted."""
+        steps, prepared = self.gradient_steps, self._prepared
+        self._prepared = 0
+        self._norms.clear()
+        # Where every norm is looked at before its step, what was learned up to there may stay when it raises.
+        before = self._kept() if self.non_finite == "skip" or not self._looks else None
+        try:
+            return learn()
+        except NonFinite:
+            if before is not None:
+                self._restore(*before)
+                self.gradient_steps = steps
+            if self.non_finite == "raise":
+                raise
+            self.dropped["non_finite"] = self.dropped.get("non_finite", 0) + prepared
+            return {}, None
+
+    def _kept(self) -> tuple[list[Tensor], dict[str, Any]]:
+        """Copies of all that an update changes: weights, buffers and the state of the optimizers."""
+        states = {name: copy.deepcopy(optimizer.state_dict()) for name, optimizer in self._optimizers.items()}
+        return [tensor.clone() for tensor in self._replicas[0].tensors()], states
+
+    def _restore(self, tensors: Sequence[Tensor], states: Mapping[str, Any]) -> None:
+        for replica in self._replicas:
+            for tensor, kept in zip(replica.tensors(), tensors, strict=True):
+                tensor.copy_(kept)
+        for name, optimizer in self._optimizers.items():
+            optimizer.load_state_dict(states[name])
+
+    def _check_batch(self, batch: Struct, mean: Mean) -> None:
+        """Raise NonFinite if anybody's batch is not finite; all who learn together then leave theirs out."""
+        found = _not_finite(batch)
+        if self.non_finite == "skip" and mean is not identity:
+            share = float(mean(torch.tensor([float(found is not None)], device=self.devices[0]), 1.0))
+            if share > 0 and found is None:
+                raise NonFinite("somebody who learns together with this learner has a batch that is not finite.")
+        if found is not None:
+            path, place, value = found
+            raise NonFinite(
+                f"{path} at {place} of the batch is {value}, before update {self.version + 1}; nothing was learned "
+                f"from it. {_ADVICE}"
+            )
+
     # One gradient step
 
     def _learn(self, minibatch: Struct, mean: Mean, metrics: _Metrics) -> bool:
@@ -283,13 +361,14 @@ class Learner:
         number = 0
         while (found := self._differentiate(parts)) is not None:
             losses, weight = found
-            if not metrics.add(losses, weight, first=number == 0):
-                return False
             group = losses[0].group
             gradient = self._replicas[0].groups[group].gradient.div_(weight)
             if mean is not identity:
                 gradient.copy_(mean(gradient, weight))
-            self._step(group, losses[0].max_grad_norm)
+            norm = self._norm(group)
+            if not metrics.add(losses, weight, first=number == 0):
+                return False
+            self._step(group, norm, losses[0].max_grad_norm)
             number += 1
         self.gradient_steps += 1
         return True
@@ -343,10 +422,31 @@ class Learner:
         # A minibatch in which no row counts has a gradient of 0, whatever that is divided by.
         return losses, weight.clamp_min(_TINY)
 
-    def _step(self, name: str, max_grad_norm: float | None) -> None:
+    def _norm(self, name: str) -> Tensor:
+        """The norm of a group's gradient, before it is clipped. Raises NonFinite where norms are looked at."""
+        norm: Tensor = torch.linalg.vector_norm(self._replicas[0].groups[name].gradient)
+        self._norms.append((name, norm))
+        if self._looks:
+            self._check_norms()
+        return norm
+
+    def _check_norms(self) -> None:
+        """Raise NonFinite if a norm since the last check was not finite."""
+        norms, self._norms = self._norms, []
+        if not norms:
+            return
+        values = [float(norms[0][1])] if len(norms) == 1 else torch.stack([norm for _, norm in norms]).tolist()
+        for (name, _), value in zip(norms, values, strict=True):
+            if not math.isfinite(value):
+                rate = self._optimizers[name].param_groups[0]["lr"]
+                raise NonFinite(
+                    f"the gradient of group {name!r} has norm {value}, in update {self.version + 1}, at a learning "
+                    f"rate of {rate:g}; no step was taken with it. {_ADVICE}"
+                )
+
+    def _step(self, name: str, norm: Tensor, max_grad_norm: float | None) -> None:
         group = self._replicas[0].groups[name]
         if max_grad_norm is not None:
-            norm = torch.linalg.vector_norm(group.gradient)
             group.gradient.mul_(max_grad_norm / norm.clamp_min(max_grad_norm))
         self._optimizers[name].step()
         for replica in self._replicas[1:]:
@@ -378,6 +478,38 @@ class Learner:
                 yield
         finally:
             torch.set_num_threads(before)
+
+
+def _not_finite(struct: Struct) -> tuple[str, list[int], float] | None:
+    """Path, index and value of the first number in a Struct that is infinite or a NaN; first in its leading axis."""
+    named = [(path, leaf) for path, leaf in struct.named_leaves() if leaf.is_floating_point()]
+    sums = [leaf.sum() for _, leaf in named]  # a sum is not finite if a number is not, and seldom else
+    if sums and sums[0].device.type == "cpu":
+        if all(math.isfinite(total) for total in sums):
+            return None
+    elif not sums or torch.stack([total.double() for total in sums]).isfinite().all():
+        return None
+    found = []
+    for path, leaf in named:
+        wrong = (~leaf.isfinite()).nonzero()
+        if len(wrong):
+            place = wrong[0].tolist()
+            found.append((path, place, float(leaf[tuple(place)])))
+    return min(found, key=lambda entry: entry[1][:1], default=None)
+
+
+def _check_rollout(rollout: Rollout) -> None:
+    """Raise NonFinite for a rollout that holds a number which is not finite, and say where it came from."""
+    # What an actor remembers comes from rows that were looked at before; unused lines of the table hold anything.
+    found = _not_finite(rollout.replace(memory=None, discounted_return=None, final_observation=None))
+    if found is None:
+        return
+    path, (row, column, *_), value = found
+    raise NonFinite(
+        f"{path} of environment {int(rollout.environment[column])} is {value}, in row {row} of rollout "
+        f"{int(rollout.sequence[column])} of actor {int(rollout.rank[column])}, made with version "
+        f"{int(rollout.version[0, column])}; nothing was learned from it. {_ADVICE}"
+    )
 
 
 class _Heard:

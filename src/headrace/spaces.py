@@ -203,8 +203,9 @@ class Spec:
     """Frames that pass in one environment step."""
 
     def __post_init__(self) -> None:
-        for name, given in (("shortest_truncation", self.shortest_truncation or 1), ("frame_skip", self.frame_skip)):
-            if given < 1:
+        for name in ("shortest_truncation", "frame_skip"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
                 raise ConfigError(f"Spec({name}={given}): give at least 1.")
 
     def final_rows(self, num_steps: int) -> int:

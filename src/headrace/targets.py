@@ -25,7 +25,7 @@ from torch import Tensor
 
 from headrace.errors import ConfigError, ShapeError
 
-__all__ = ["VTrace", "gae", "next_value", "standardized", "vtrace"]
+__all__ = ["VTrace", "discounted_return", "gae", "next_value", "standardized", "vtrace"]
 
 
 class VTrace(NamedTuple):
@@ -115,6 +115,26 @@ def vtrace(
     following[:-1] += correction[1:].masked_fill(stops[:-1], 0)
     advantage = (rho * (surprise + gamma * following)).masked_fill(skipped, 0)
     return VTrace(value + correction, advantage)
+
+
+def discounted_return(reward: Tensor, before: Tensor, ended: Tensor, gamma: float) -> Tensor:
+    """The discounted sum R [T, B] of an episode's rewards up to each row, the latest weighing most; float64.
+
+        R_t = r_t + γ·(1 − ended_{t−1})·R_{t−1}
+
+    reward [T, B]: 0 in a row that only resets, which then comes out 0. before [B]: R in the row before the first, 0 if
+    an episode ended there. ended bool [T, B]: terminated | truncated, after either of which it begins anew.
+    Its variance is what rewards are scaled by (Engstrom et al. 2020, arXiv:2005.12729, §2). Raises ShapeError.
+    """
+    if reward.ndim != 2:
+        raise ShapeError(f"discounted_return: expected reward [T, B], given {list(reward.shape)}")
+    _check("discounted_return", "before", before, reward.shape[1:])
+    _check("discounted_return", "ended", ended, reward.shape, flag=True)
+    constant = reward.detach().double().flip(0)  # a copy, in which time runs backwards
+    constant[-1] += gamma * before.detach()
+    factor = torch.full_like(constant, gamma)
+    factor[:-1].masked_fill_(ended[:-1].flip(0), 0)
+    return _backwards(constant, factor).flip(0)
 
 
 def standardized(values: Tensor, weight: Tensor, mean: Callable[[Tensor, float], Tensor], parts: int = 1) -> Tensor:

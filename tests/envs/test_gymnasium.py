@@ -19,7 +19,7 @@ from gymnasium.wrappers import TimeLimit, TransformReward
 
 from headrace.envs.base import Env
 from headrace.envs.gymnasium import Gymnasium
-from headrace.errors import ConfigError, ShapeError
+from headrace.errors import ConfigError, EnvironmentFault
 from headrace.spaces import Box, Discrete, Spec
 
 UNIT = gymnasium.spaces.Box(0, 1, (1,), np.float32)
@@ -126,6 +126,10 @@ def zeros(num_envs: int) -> np.ndarray:
         (lambda: Gymnasium("gymnasium.envs:CartPole-v1"), "Gymnasium('gymnasium.envs:CartPole-v1')"),
         (lambda: Gymnasium(Counter, length=2), "Gymnasium(Counter, length=2)"),
         (lambda: Gymnasium(Counter, wrappers=[half]), "Gymnasium(Counter, wrappers=[half])"),
+        (
+            lambda: Gymnasium(Counter, bounds="clip", non_finite="pass", max_episode_steps=9, length=3),
+            "Gymnasium(Counter, max_episode_steps=9, non_finite='pass', bounds='clip', length=3)",
+        ),
     ],
 )
 def test_the_repr_is_what_was_written(make: Callable[[], Gymnasium], text: str) -> None:
@@ -338,9 +342,9 @@ GOOD = np.zeros(1, np.float32)
     ("wrong", "given"),
     [
         (np.zeros(2, np.float32), r"float32 \(2,\)"),
-        (np.zeros(1), r"float64 \(1,\)"),
+        (np.zeros(1, np.complex64), r"complex64 \(1,\)"),
         (0.0, "a float"),
-        ([0.0], "a list"),
+        ([0.0, 0.0], "a list of 2"),
         (None, "a NoneType"),
     ],
     ids=repr,
@@ -352,11 +356,11 @@ def test_an_observation_that_contradicts_its_space_is_named(wrong: Any, given: s
         """Only the environments with an odd number are wrong; number 0 is made to read the spaces."""
         return Odd(COUNT, first=first, then=then) if next(counted) % 2 else Odd(COUNT, first=GOOD, then=GOOD)
 
-    message = rf"environment 7 gave .* contradicts its space: expected float32 \(1,\), got {given}\."
+    message = rf"environment 7 .* gave .* contradicts its space: expected float32 \(1,\), got {given}\."
     env = Gymnasium(second_is_odd, first=wrong, then=GOOD)
     _ = env.spec
     next(counted)
-    with pytest.raises(ShapeError, match=message):
+    with pytest.raises(EnvironmentFault, match=message):
         env.make(range(6, 9)).reset(seed=1)
 
     counted = iter(range(100))
@@ -365,17 +369,8 @@ def test_an_observation_that_contradicts_its_space_is_named(wrong: Any, given: s
     next(counted)
     vector = env.make(range(6, 9))
     vector.reset(seed=1)
-    with pytest.raises(ShapeError, match=message):
+    with pytest.raises(EnvironmentFault, match=message):
         vector.step(zeros(3))
-
-
-def test_an_environment_s_own_error_is_not_disguised() -> None:
-    class Fails(Counter):
-        def reset(self, **kwargs: Any) -> Any:
-            raise ValueError("the map is empty")
-
-    with pytest.raises(ValueError, match="the map is empty"):
-        Gymnasium(Fails).make(range(2)).reset(seed=1)
 
 
 @pytest.mark.parametrize("observation", [1, np.int64(1), np.array(1)], ids=repr)
@@ -546,7 +541,7 @@ def test_cartpole_v0_is_shorter() -> None:
 )
 def test_cartpole_is_vectorised_where_that_is_the_same_task(kwargs: dict[str, Any], vectorised: bool) -> None:
     vector = Gymnasium("CartPole-v1", **kwargs).make(range(2))
-    assert isinstance(vector._vector, CartPoleVectorEnv) is vectorised  # type: ignore[attr-defined]
+    assert isinstance(getattr(vector, "_vector", None), CartPoleVectorEnv) is vectorised
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"sutton_barto_reward": True}, {"max_episode_steps": 9}])
@@ -557,10 +552,10 @@ def test_cartpole_moves_and_rewards_as_the_scalar_one(kwargs: dict[str, Any]) ->
     slow.reset(seed=1)
     rng = np.random.default_rng(0)
     for _ in range(200):
-        for b, one in enumerate(slow._vector.envs):  # type: ignore[attr-defined]
+        for b, one in enumerate(slow._envs):  # type: ignore[attr-defined]
             one.unwrapped.state = tuple(fast._vector.state[:, b])  # type: ignore[attr-defined]
         action = rng.integers(0, 2, 4)
-        fresh = slow._vector._autoreset_envs.copy()  # type: ignore[attr-defined]
+        fresh = np.array(slow._ended)  # type: ignore[attr-defined]
         for (name, ours), theirs in zip(
             zip(("observation", "reward", "terminated", "truncated"), fast.step(action), strict=True),
             slow.step(action),

@@ -20,7 +20,16 @@ TOY, PPO, METHOD, ENVIRONMENT = (EXAMPLES[number] for number in ("01", "02", "03
 PLACES = ("inline", "threads", "processes")
 
 # Pages whose programs are whole; docs/your-own-method.md shows pieces of an example instead.
-PAGES = ("tour.md", "tour-learning.md", "sync-batches.md", "environments.md", "methods/a2c.md", "methods/ppo.md")
+PAGES = (
+    "tour.md",
+    "tour-learning.md",
+    "sync-batches.md",
+    "environments.md",
+    "normalization.md",
+    "check-env.md",
+    "methods/a2c.md",
+    "methods/ppo.md",
+)
 
 
 def run(*command: str) -> str:

@@ -231,6 +231,32 @@ def test_two_workers_equal_one_with_both_their_batches(name: str, random_rollout
     assert_moved(one, Learner(method, spec, seed=1))
 
 
+@pytest.mark.parametrize("cut", [3, 7])
+def test_the_statistics_of_two_workers_are_those_of_one_with_both_their_batches(cut: int, random_rollout: Any) -> None:
+    """The last worker may hold nothing but a column in which no row counts."""
+    method = descending(A2C(normalize_observation=True, normalize_reward=True))
+    one, *workers = (Learner(method, CONTINUOUS, seed=1) for _ in range(3))
+    meeting = Meeting(2)
+    for seed in range(3):
+        whole = random_rollout(one, 7, 8, seed)
+        whole.valid[:, 7] = False
+        parts = [whole.at(B=slice(0, cut)), whole.at(B=slice(cut, 8))]
+        one.update(one.prepare(whole))
+
+        def work(rank: int, learner: Learner, part: Rollout) -> Any:
+            return learner.update(learner.prepare(part), meeting.mean(rank))
+
+        meeting.all(work, workers, parts)
+    for worker in workers:
+        for name, tensor in worker.net.state_dict().items():
+            assert torch.equal(tensor, workers[0].net.state_dict()[name])
+            if not name.endswith((".count", ".squares")):  # of a worker, on average
+                torch.testing.assert_close(tensor, one.net.state_dict()[name], rtol=1e-5, atol=1e-5, msg=name)
+    counts = [learner.net.encoder.normalizer.moments.count for learner in (one, workers[0])]  # type: ignore[union-attr]
+    assert counts[0] == 2 * counts[1] > 100  # type: ignore[operator]
+    assert_moved(one, Learner(method, CONTINUOUS, seed=1))
+
+
 @pytest.mark.parametrize("case", REPLAYED, indirect=True)
 def test_two_workers_equal_one_when_batches_are_replayed(case: Case) -> None:
     """The noise of the losses is given, since each worker would draw its own."""

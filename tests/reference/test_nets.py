@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,7 +13,17 @@ from torch.distributions import TanhTransform, TransformedDistribution
 
 from headrace import Box, ConfigError, Discrete, Spec
 from headrace.distributions import Categorical, Normal, SquashedNormal, distribution_over
-from headrace.nets import GRU, MLP, ActorCritic, Encoder
+from headrace.nets import CHUNK, CNN, GRU, MLP, ActorCritic, Encoder, is_image
+from headrace.spaces import MASK
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Several threads for tensors this small only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -103,6 +114,172 @@ def test_a_gru_is_torch_s_and_forgets_where_an_episode_begins() -> None:
     outputs = gru(x, memory, first)
     torch.testing.assert_close(outputs[:, 0], whole(x, memory.unsqueeze(0))[0][:, 0])
     torch.testing.assert_close(outputs[3:, 1], whole(x[3:, 1:])[0][:, 0])
+
+
+# -- images
+
+
+def picture(*shape: int, low: float = 0, high: float = 255, dtype: torch.dtype = torch.uint8) -> Box:
+    return Box(np.full(shape, low), np.full(shape, high), dtype)
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (picture(84, 84, 4), True),
+        (picture(4, 84, 84), True),
+        (picture(210, 160, 3), True),
+        (picture(36, 36, 1), True),
+        (picture(36, 36, 36), True),
+        (picture(35, 84, 3), False),
+        (picture(84, 3, 84), False),
+        (picture(3, 40, 35), False),
+        (picture(84, 84), False),
+        (picture(2, 84, 84, 3), False),
+        (picture(84, 84, 3, low=-1, high=1, dtype=torch.float32), True),
+        (picture(84, 84, 3, low=0, high=math.inf, dtype=torch.float32), False),
+        (Discrete(3), False),
+    ],
+)
+def test_what_an_image_is(space: Box, expected: bool) -> None:
+    assert is_image(space) == expected
+
+
+def nature(net: CNN, image: Tensor) -> Tensor:
+    """The network of the paper, in PyTorch's own layers, on images [N, C, H, W] from 0 to 1."""
+    first, second, third = net.convolutions
+    layers = nn.Sequential(
+        *(nn.Conv2d(image.shape[1], 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU()),
+        *(nn.Conv2d(64, 64, 3, 1), nn.ReLU()),
+    )
+    for ours, theirs in zip((first, second, third), layers[::2], strict=True):
+        theirs.weight, theirs.bias = ours.weight, ours.bias
+    # Units in the order of height, width and channel; PyTorch's flatten has the channel first.
+    return torch.relu(net.out(layers(image).movedim(1, -1).flatten(1)))
+
+
+@pytest.mark.parametrize("shape", [(4, 84, 84), (36, 44, 1), (3, 50, 36)])
+def test_a_cnn_is_that_of_the_paper(shape: tuple[int, ...]) -> None:
+    net = CNN(picture(*shape), rng())
+    image = torch.randint(0, 256, (3, 2, *shape), dtype=torch.uint8, generator=rng(1))
+    scaled = image.flatten(0, 1).float() / 255
+    expected = nature(net, scaled if shape[0] < shape[2] else scaled.movedim(-1, 1)).view(3, 2, 512)
+    found = net(image)
+    assert found.shape == (3, 2, 512)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(net(image), expected, atol=1e-4, rtol=1e-4)
+    weights = torch.randn(3, 2, 512, generator=rng(2))
+    parameters = list(net.parameters())
+    ours = torch.autograd.grad((found * weights).sum(), parameters)
+    theirs = torch.autograd.grad((expected * weights).sum(), parameters)
+    for our, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our, their, atol=1e-3, rtol=1e-3)
+
+
+def test_many_images_are_looked_at_in_parts() -> None:
+    net = CNN(picture(36, 36, 1), rng())
+    image = torch.randint(0, 256, (CHUNK + 3, 36, 36, 1), dtype=torch.uint8, generator=rng(1))
+    with torch.no_grad():
+        whole = torch.cat([net(image[:5]), net(image[5:])])
+        torch.testing.assert_close(net(image), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_a_cnn_begins_orthogonal_with_gain_root_two() -> None:
+    before = torch.get_rng_state()
+    net = CNN(picture(36, 36, 1), rng())
+    assert torch.equal(torch.get_rng_state(), before)
+    for layer in (*net.convolutions, net.out):
+        weight = layer.weight.detach().flatten(1)
+        narrow = weight @ weight.T if len(weight) <= weight.shape[1] else weight.T @ weight
+        torch.testing.assert_close(narrow, 2 * torch.eye(len(narrow)), atol=1e-4, rtol=0)
+        assert not layer.bias.detach().any()
+
+
+def test_LC_36_images_are_scaled_once_by_their_declared_bounds() -> None:
+    for space, value in (
+        (picture(36, 36, 3), 255),
+        (picture(36, 36, 3, high=1, dtype=torch.float32), 1.0),
+        (picture(36, 36, 3, high=255, dtype=torch.float32), 255.0),
+        (picture(36, 36, 3, low=-1, high=1, dtype=torch.float32), 1.0),
+    ):
+        image = torch.full((2, 36, 36, 3), value, dtype=space.dtype)
+        net, held = CNN(space, rng()), image.clone()
+        seen = []
+        net.convolutions[0].register_forward_pre_hook(lambda layer, inputs, seen=seen: seen.append(inputs[0]))
+        net(image)
+        assert seen[0].dtype == torch.float32
+        assert seen[0].unique().tolist() == [1.0]
+        net(torch.full_like(image, float(space.low.min())))
+        assert seen[1].unique().tolist() == [0.0]
+        assert torch.equal(image, held)  # and what was given is left as it is
+
+
+def test_images_and_vectors_are_joined_and_masks_are_not() -> None:
+    spaces = {
+        "camera": picture(36, 36, 3),
+        "a": {"speed": box(2), "gear": Discrete(3)},
+        MASK: Box(np.zeros(2), np.ones(2), torch.int8),
+    }
+    encoder = Encoder(spaces, rng())
+    shown = {
+        "camera": torch.randint(0, 256, (5, 36, 36, 3), dtype=torch.uint8, generator=rng(1)),
+        "a": {"speed": torch.rand(5, 2), "gear": torch.tensor([0, 1, 2, 1, 0])},
+        MASK: torch.ones(5, 2, dtype=torch.int8),
+    }
+    vector = torch.cat([torch.eye(3)[shown["a"]["gear"]], shown["a"]["speed"]], 1)  # type: ignore[index]
+    expected = torch.cat([encoder.cnns[0](shown["camera"]), vector], 1)
+    assert torch.equal(encoder(shown), expected)
+    assert encoder.outputs == 512 + 5
+
+
+def test_above_images_there_are_no_hidden_layers_unless_asked_for() -> None:
+    spec = Spec(picture(36, 36, 1), Discrete(2))
+    assert [len(ActorCritic(spec, rng=rng()).policy.hidden), ActorCritic(spec, rng=rng()).policy.out.in_features] == [
+        0,
+        512,
+    ]
+    assert len(ActorCritic(spec, (16,), rng=rng()).policy.hidden) == 1
+    assert len(ActorCritic(Spec(box(2), Discrete(2)), rng=rng()).policy.hidden) == 2
+    recurrent = ActorCritic(spec, memory="gru", rng=rng())
+    assert recurrent.gru is not None
+    assert recurrent.gru.size == 512
+    with pytest.raises(ConfigError, match="hidden is empty"):
+        ActorCritic(Spec(box(2), Discrete(2)), (), memory="gru", rng=rng())
+
+
+# -- normalisers
+
+
+def test_only_boxes_of_floats_that_are_no_images_are_normalised() -> None:
+    spaces = {
+        "a": box(2),
+        "b": Discrete(2),
+        "c": picture(36, 36, 1, high=1, dtype=torch.float32),
+        "d": Box(np.zeros((1, 2)), np.full((1, 2), 9), torch.uint8),
+        "e": Box(np.full(1, -np.inf), np.full(1, np.inf), torch.float64),
+    }
+    encoder = Encoder(spaces, rng(), normalize=True)
+    far = 1e6 + torch.arange(4.0, dtype=torch.float64).unsqueeze(1)
+    shown = {
+        "a": torch.tensor([[1.0, 5], [3, 5], [1, 5], [3, 5]]),
+        "b": torch.tensor([0, 1, 1, 0]),
+        "c": torch.rand(4, 36, 36, 1, generator=rng(1)),
+        "d": torch.randint(0, 9, (4, 1, 2), dtype=torch.uint8, generator=rng(2)),
+        "e": far,
+    }
+    with torch.no_grad():
+        before = encoder(shown)
+        encoder.move(shown, torch.ones(4), lambda vector, weight: vector)
+        after = encoder(shown)
+    assert after.dtype == torch.float32
+    assert torch.equal(after[:, :512], before[:, :512])
+    assert after[:, 512:514].tolist() == [[-1, 0], [1, 0], [-1, 0], [1, 0]]
+    assert torch.equal(after[:, 514:518], before[:, 514:518])
+    deviations = (far - far.mean()) / far.std(correction=0)
+    torch.testing.assert_close(after[:, 518:], deviations.float())  # not cut off at a float32's 24 bits
+    with pytest.raises(ConfigError, match="there is nothing to normalise in Discrete"):
+        Encoder(Discrete(3), normalize=True)
 
 
 # -- distributions
@@ -215,5 +392,5 @@ def test_what_has_no_policy_is_refused() -> None:
         distribution_over(Box(np.array([-np.inf]), np.array([np.inf])), squashed=True)
     with pytest.raises(ConfigError, match="squashed=True is for actions in a Box"):
         distribution_over(Discrete(2), squashed=True)
-    with pytest.raises(ConfigError, match=r"no policy over a Box of torch\.uint8"):
-        distribution_over(Box(np.zeros(2, np.uint8), np.full(2, 9, np.uint8), torch.uint8))
+    with pytest.raises(ConfigError, match="of integers beyond ±2²⁴ it could not choose every one"):
+        distribution_over(Box(np.zeros(2, np.int64), np.full(2, 2**24 + 1), torch.int64))

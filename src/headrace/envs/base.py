@@ -8,6 +8,9 @@
 Next-step auto-reset: the step in which an episode ends returns its final observation. The *next* step of that
 environment ignores the action and returns the first observation of the next episode, with reward 0 and both flags
 False. So the final observation is in the stream, and nothing else has to carry it.
+
+Same-step auto-reset, of environments that can do nothing else, is said by `spec.shortest_truncation`: the step in which
+an episode ends returns the first observation of the next one, and `final_observation()` what the episode ended with.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import threading
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
@@ -48,8 +52,15 @@ class VectorEnv(Protocol):
     def step(self, action: Array) -> Step:
         """Apply action [B, …] (int64 for Discrete, the dtype of a Box) and return what follows; see `Step`.
 
-        Raises ConfigError before the first reset, after close, and while another thread's call runs; ShapeError for
-        an action of another shape or dtype.
+        Raises ConfigError before the first reset, after close, while another thread's call runs, and for an action that
+        is not finite; ShapeError for one of another shape or dtype; EnvironmentFault where an environment fails. A
+        refused action changes nothing.
+        """
+
+    def final_observation(self) -> Tree:
+        """What the episodes ended with that ended in the last step [B, …]; in other rows anything.
+
+        Only where `spec.shortest_truncation` is set. Valid until the next call.
         """
 
     def close(self) -> None:
@@ -79,15 +90,24 @@ def environment_seed(seed: int, index: int) -> np.random.SeedSequence:
 class CheckedVectorEnv(VectorEnv, ABC):
     """A VectorEnv that refuses calls in the wrong order, from two threads at once, or with a misshapen action.
 
-    A subclass writes `_reset`, `_step` and `_close`, which then run one at a time and only when allowed. A call that
-    raises leaves the environments in no known state: only `reset` (or `close`) is accepted after it.
+    A subclass writes `_reset`, `_step` and `_close`, which then run one at a time and only when allowed; where it
+    resets within the step, `final_observation` too. A call that raises leaves the environments in no known state: only
+    `reset` (or `close`) is accepted after it. An action that is refused leaves them as they were.
+
+    apart: whether it steps one environment after the other, and tells before each what runs now, if `beat` is set:
+    beat(environment, episode, step, seed), step 0 for the reset.
     """
+
+    apart = False
+    beat: Callable[[int, int, int, int], object] | None = None
 
     def __init__(self, num_envs: int, action: Spaces) -> None:
         if num_envs < 1:
             raise ConfigError(f"a vector of {num_envs} environments: give at least one index")
         self.num_envs = num_envs
         self._example: Tree = optree.tree_map(Tensor.numpy, zeros(action, num_envs), namespace=NAMESPACE)
+        examples = optree.tree_leaves(self._example, namespace=NAMESPACE)
+        self._real = any(leaf.dtype.kind == "f" for leaf in examples)
         self._single = isinstance(self._example, np.ndarray)
         self._shape: object = getattr(self._example, "shape", None)
         self._dtype: object = getattr(self._example, "dtype", None)
@@ -135,6 +155,8 @@ class CheckedVectorEnv(VectorEnv, ABC):
                     self._refuse_action(action)
             elif _kinds(action) != _kinds(self._example):
                 self._refuse_action(action)
+            if self._real:
+                _refuse_no_numbers(action)
             self._ready = False
             result = self._step(action)
             self._ready = True
@@ -142,14 +164,22 @@ class CheckedVectorEnv(VectorEnv, ABC):
         finally:
             self._free.release()
 
+    def final_observation(self) -> Tree:
+        raise ConfigError("final_observation() was called of environments that reset in the step after an end.")
+
     def close(self) -> None:
         if not self._free.acquire(blocking=False):
             self._refuse("close")
         try:
             if not self._closed:
+                broken = not self._ready and self._before != "before reset"
                 self._closed = True
                 self._ready = False
-                self._close()
+                try:
+                    self._close()
+                except Exception:
+                    if not broken:  # what broke them before is the news, and on its way
+                        raise
         finally:
             self._free.release()
 
@@ -164,6 +194,19 @@ class CheckedVectorEnv(VectorEnv, ABC):
             given = f"{action.dtype} {action.shape}" if isinstance(action, np.ndarray) else f"a {type(action).__name__}"
             raise ShapeError(f"step(action): expected an array {self._dtype} {self._shape}, got {given}")
         raise ShapeError(f"step(action): expected {_kinds(self._example)}, got {_kinds(action)}")
+
+
+def _refuse_no_numbers(action: Tree) -> None:
+    """Raise ConfigError for an action that is NaN or infinite somewhere."""
+    leaves = [action] if isinstance(action, np.ndarray) else optree.tree_leaves(action, namespace=NAMESPACE)
+    for leaf in leaves:
+        if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+            place = tuple(np.argwhere(~np.isfinite(leaf))[0].tolist())
+            raise ConfigError(
+                f"step(action): the action of number {place[0]} of these environments is {leaf[place]} at "
+                f"{list(place[1:])}: expected finite numbers. Look for the first NaN in what chose it: the weights, or "
+                "what it observed."
+            )
 
 
 def _kinds(tree: Tree) -> Tree:

@@ -15,7 +15,7 @@ from headrace.method import Method
 from headrace.nets import ActorCritic
 from headrace.spaces import Spec
 from headrace.struct import NAMESPACE, Struct, Tree, axes
-from headrace.targets import gae, next_value, standardized
+from headrace.targets import discounted_return, gae, next_value, standardized
 
 __all__ = ["ActorCriticMethod", "Batch"]
 
@@ -36,6 +36,8 @@ class Batch(Struct):
     first: Tensor | None = axes("T B", torch.bool, default=None)
     """Whether an episode begins here: a recurrent network forgets before this row."""
     memory: Tree | None = axes("B ...", default=None)
+    running_return: Tensor | None = axes("T B", torch.float64, default=None)
+    """The discounted sum of the episode's raw rewards up to this row, where rewards are scaled by its spread."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,22 @@ class ActorCriticMethod(Method):
     """Gradients are scaled down to this Euclidean norm."""
     normalize_advantage: bool = True
     """Shift and scale the advantages of each minibatch to mean 0 and standard deviation 1."""
-    hidden: tuple[int, ...] = (64, 64)
-    """Units of each hidden layer of a tower."""
+    normalize_observation: bool = False
+    """Shift and scale what lies in boxes of floats to mean 0 and standard deviation 1 over the run, clipped to ±10."""
+    normalize_reward: bool = False
+    """Divide rewards by the standard deviation of the discounted returns over the run, and clip them to ±10."""
+    reward_clip: float | None = None
+    """Clip rewards to ± this, after they are normalised; None: not at all."""
+    reward_scale: float = 1.0
+    """Multiply rewards by this, after they are clipped."""
+    hidden: tuple[int, ...] | None = None
+    """Units of each hidden layer of a tower; None: two of 64, or none above the layers for images."""
     activation: str = "tanh"
     """After each hidden layer: tanh or relu."""
     shared: bool = False
     """Let policy and value share their hidden layers."""
     memory: str | None = None
-    """"gru": a recurrent layer below the towers, with as many units as the first hidden layer."""
+    """"gru": a recurrent layer below the towers, with as many units as the first hidden layer, or 512 above images."""
     squashed: bool = False
     """For actions in a Box: a normal distribution squashed by tanh instead of one that is clipped."""
 
@@ -77,6 +87,10 @@ class ActorCriticMethod(Method):
             raise ConfigError(f"learning_rate={self.learning_rate}: give a number from 0 on.")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ConfigError(f"max_grad_norm={self.max_grad_norm}: give a number above 0, or None.")
+        if self.reward_clip is not None and not self.reward_clip > 0:
+            raise ConfigError(f"reward_clip={self.reward_clip}: give a number above 0, or None.")
+        if not 0 < self.reward_scale < float("inf"):
+            raise ConfigError(f"reward_scale={self.reward_scale}: give a number above 0.")
 
     def build(self, spec: Spec, rng: torch.Generator) -> nn.Module:
         return ActorCritic(
@@ -86,6 +100,8 @@ class ActorCriticMethod(Method):
             memory=self.memory,
             activation=self.activation,
             squashed=self.squashed,
+            normalize_observation=self.normalize_observation,
+            normalize_reward=self.normalize_reward,
             rng=rng,
         )
 
@@ -124,7 +140,7 @@ class ActorCriticMethod(Method):
             values = net.values(net.above(remembered))
         value = values[:-1]
         advantage = gae(
-            rollout.reward,
+            self.scaled(net, rollout.reward),
             value,
             next_value(values, rollout.terminated, *self.final_values(net, rollout, remembered)),
             ended,
@@ -142,7 +158,30 @@ class ActorCriticMethod(Method):
             weight=rollout.valid.float(),
             first=None if first is None else first[:-1],
             memory=rollout.memory,
+            running_return=self.running_return(rollout, ended) if self.normalize_reward else None,
         )
+
+    def scaled(self, net: ActorCritic, reward: Tensor) -> Tensor:
+        """The rewards [T, B] as they are learned from: normalised, then clipped, then scaled, as is asked for."""
+        if net.reward_normalizer is not None:
+            reward = net.reward_normalizer(reward)
+        if self.reward_clip is not None:
+            reward = reward.clamp(-self.reward_clip, self.reward_clip)
+        return reward if self.reward_scale == 1 else reward * self.reward_scale
+
+    def running_return(self, rollout: Rollout, ended: Tensor) -> Tensor:
+        """The discounted sums of raw rewards [T, B] whose spread rewards are divided by."""
+        return discounted_return(rollout.reward, cast(Tensor, rollout.discounted_return), ended, self.gamma)
+
+    def statistics(self, net: nn.Module, batch: Struct, mean: Mean) -> None:
+        net, held = _cast(net), cast(Batch, batch)
+        net.encoder.move(held.observation, held.weight, mean)
+        if net.reward_normalizer is not None:
+            net.reward_normalizer.move(cast(Tensor, held.running_return), held.weight, mean)
+
+    @property
+    def return_discount(self) -> float | None:
+        return self.gamma if self.normalize_reward else None
 
     def final_values(self, net: ActorCritic, rollout: Rollout, remembered: Tensor | None) -> tuple[Tensor | None, ...]:
         """The values [N] of final observations that no row shows, and the (t, b) [N, 2] of the steps that led there.

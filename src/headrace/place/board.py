@@ -17,13 +17,18 @@ from headrace.place.memory import Memory, aligned
 __all__ = ["Bell", "Board"]
 
 MAX_ROLES = 256
-PAGE = 1024  # bytes; the header first, then a page per role
+PAGE = 2048  # bytes; the header first, then a page per role
 WORDS = PAGE // 8
 BELL = 128  # offset of the semaphore in a role's page
 NAME = 192  # offset of its name
 NAME_BYTES = 64
 TEXT = 256  # offset of the last heartbeat
-TEXT_BYTES = PAGE - TEXT
+TEXT_BYTES = 768
+BEATS = 1024  # offset of the words of beats
+DOING = 1152  # offset of what a beat is, with a {} for each number
+DOING_BYTES = 384
+ADVICE = DOING + DOING_BYTES  # offset of what to do if it takes long
+ADVICE_BYTES = PAGE - ADVICE
 BOARD_BYTES = PAGE * (MAX_ROLES + 2)
 REPORT_BYTES = 64 * 1024  # for what a failing role has to say; untouched until it does
 
@@ -33,7 +38,12 @@ CALM, FAILURE, STOPPING = 0, 1, 2
 
 # Words of a role's page.
 STATE, INCARNATION, STATUS, STOPPED, FAILED_AT, BEGAN, ENDED_AT = range(7)
-STARVED, BLOCKED, WAITING, SINCE, RANK, NAME_LENGTH, TEXT_LENGTH = range(8, 15)
+STARVED, BLOCKED, WAITING, SINCE, RANK, NAME_LENGTH, TEXT_LENGTH, HANGS = range(8, 16)
+
+# Words of its beats. BEAT: the beat that it is in, 0 for none. LAST_BEAT: the same, but kept. Then the beat's numbers.
+BEAT, LAST_BEAT, FIRST_NUMBER = range(BEATS // 8, BEATS // 8 + 3)
+NUMBERS = 6  # of a beat, at most
+WITHIN, DOING_LENGTH, ADVICE_LENGTH = range(FIRST_NUMBER + NUMBERS, FIRST_NUMBER + NUMBERS + 3)
 
 TOO_LONG = 2  # of STOPPED: for longer than the crew allows
 
@@ -142,7 +152,7 @@ class Board:
     def begin(self, index: int, name: str, rank: int, incarnation: int) -> None:
         """Prepare a page for a new life of its role."""
         self.words[ROLES] = max(self.words[ROLES], index + 1)
-        for word in range(BELL // 8):
+        for word in (*range(BELL // 8), *range(BEATS // 8, DOING // 8)):
             self.set(index, word, 0)
         self._write(index, NAME, NAME_BYTES, NAME_LENGTH, name)
         self.set(index, RANK, rank)
@@ -161,6 +171,33 @@ class Board:
     def said(self, index: int) -> str:
         """A role's last heartbeat, empty before the first."""
         return self._read(index, TEXT, TEXT_LENGTH)
+
+    def page(self, index: int) -> memoryview:
+        """A role's page as bytes."""
+        return self._bytes[(index + 1) * PAGE : (index + 2) * PAGE]
+
+    def watch(self, index: int, doing: str, within: int, advice: str) -> None:
+        """Prepare for beats of a role. within: nanoseconds that one may take, 0 for no limit."""
+        self.set(index, BEAT, 0)
+        self.set(index, LAST_BEAT, 0)
+        self._write(index, DOING, DOING_BYTES, DOING_LENGTH, doing)
+        self._write(index, ADVICE, ADVICE_BYTES, ADVICE_LENGTH, advice)
+        self.set(index, WITHIN, within)
+
+    def doing(self, index: int) -> str:
+        """A role's last beat, empty before the first."""
+        if not self.get(index, LAST_BEAT):
+            return ""
+        numbers = [self.get(index, FIRST_NUMBER + k) for k in range(NUMBERS)]
+        return self._read(index, DOING, DOING_LENGTH).format(*numbers)
+
+    def advice(self, index: int) -> str:
+        """What to do where a beat takes long but does not hang; may be empty."""
+        return self._read(index, ADVICE, ADVICE_LENGTH)
+
+    def heard(self, index: int) -> str:
+        """All that a role said last: its heartbeat and its beat."""
+        return "; ".join(filter(None, (self.said(index), self.doing(index))))
 
     def _write(self, index: int, offset: int, limit: int, length_word: int, text: str) -> None:
         data = text.encode()[:limit]

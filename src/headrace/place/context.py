@@ -14,6 +14,7 @@ from numpy.random import SeedSequence
 from headrace.channel import End
 from headrace.errors import Closed, Stalled
 from headrace.place import board as b
+from headrace.place.beat import TICK, Beat
 from headrace.place.board import Board
 from headrace.place.memory import Memory
 
@@ -24,7 +25,6 @@ _give_way, _now = os.sched_yield, time.monotonic_ns
 # A yield that took so long gave a whole turn to another program. Who sleeps is woken at once even then; who asks for
 # turns loses one after the other. So this many waits do not ask again.
 TURN, CROWDED = 1_000_000, 100  # nanoseconds, waits
-TICK = 0.1  # seconds after which a blocked role looks whether anything has changed that nobody rang for
 
 
 class Awaited(Protocol):
@@ -103,6 +103,7 @@ class Context:
 
     def sleep(self, seconds: float) -> None:
         until = self.clock() + seconds
+        self.board.words[self._page + b.BEAT] = 0
         bell = self.board.bell(self.index)
         while (left := until - self.clock()) > 0:
             if self.board.words[b.ALARM]:
@@ -113,6 +114,9 @@ class Context:
 
     def heartbeat(self, text: str) -> None:
         self.board.say(self.index, text)
+
+    def watch(self, doing: str, within: float | None = None, advice: str = "") -> Beat:
+        return Beat(self.board, self.index, doing, within, advice)
 
     def wait(self, *ends: End, timeout: float | None = None) -> list[End]:
         awaited: tuple[Awaited, ...] = ends  # type: ignore[assignment]
@@ -148,6 +152,7 @@ class Context:
 
     def _block(self, ends: Sequence[Awaited], began: int, timeout: float | None) -> None:
         bell, words = self.board.bell(self.index), self.board.words
+        words[self._page + b.BEAT] = 0
         words[self._page + b.SINCE] = began
         words[self._page + b.WAITING] = ends[0].word
         try:

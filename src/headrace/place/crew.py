@@ -113,7 +113,7 @@ class BaseCrew(ABC):
             self.memory.close()
         if not failures or isinstance(error, RoleFailed):
             return
-        failure = failures[0].error(self.board.said(failures[0].post.index))
+        failure = failures[0].error()
         if error is None or isinstance(error, Closed | Stalled):
             raise failure from failure.__cause__
         error.add_note(f"Besides, {failure}")
@@ -317,7 +317,7 @@ class BaseCrew(ABC):
         """Raise the first failure of a role in its current life, if there is one."""
         failures = self._unforgiven()
         if failures:
-            failure = failures[0].error(self.board.said(failures[0].post.index))
+            failure = failures[0].error()
             raise failure from failure.__cause__
 
     def _post(self, member: Member) -> Post:

@@ -107,8 +107,8 @@ class Handle:
         if not owner:
             return f"no {what} yet"
         board = self.context.board
-        said = board.said(owner - 1)
-        return f"its {what} is {board.name(owner - 1)}" + (f", last heard: {said}" if said else "")
+        heard = board.heard(owner - 1)
+        return f"its {what} is {board.name(owner - 1)}" + (f", last heard: {heard}" if heard else "")
 
     def orphaned(self, owner_word: int, verb: str) -> str:
         """Why nobody will ever use that end again, or the empty string."""

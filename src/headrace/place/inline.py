@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from headrace.errors import Stalled
+from headrace.errors import Closed, Stalled
 from headrace.place import board as b
+from headrace.place.beat import TICK
 from headrace.place.context import Awaited, Context, Identity
+from headrace.place.life import Post
 from headrace.place.threads import ThreadCrew
 
 __all__ = ["Inline", "InlineCrew"]
@@ -44,6 +46,8 @@ class Baton:
         self.now = 0.0  # seconds of the virtual clock
         self._order = random.Random(seed)
         self._contexts: list[InlineContext] = []
+        self._handing_on = threading.Lock()  # against the driver, which may take the baton from a role that hangs
+        self._holder: InlineContext | None = None
 
     def join(self, context: InlineContext) -> None:
         """A role that takes part from now on."""
@@ -51,8 +55,25 @@ class Baton:
 
     def drop(self, context: InlineContext) -> None:
         """A role that has ended hands the baton on for good."""
-        self._contexts.remove(context)
-        self._next().grant()
+        with self._handing_on:
+            if context.lost:
+                return
+            self._contexts.remove(context)
+            chosen = self._holder = self._next()
+        chosen.grant()
+
+    def take_from(self, index: int) -> bool:
+        """Give the driver the baton of a role that hangs, for good; False where it has just handed it on."""
+        with self._handing_on:
+            holder = self._holder
+            if holder is None or holder.index != index:
+                return False
+            driver = self._contexts[0]
+            driver.grant()  # first: what Ctrl-C cuts short here is done again at the driver's next wait
+            holder.lost = True
+            self._contexts.remove(holder)
+            self._holder = driver
+        return True
 
     def is_alone(self) -> bool:
         """Whether only the driver is left."""
@@ -60,7 +81,10 @@ class Baton:
 
     def park(self, context: InlineContext) -> None:
         """Hand the baton to whoever can go on, and return when it comes back."""
-        chosen = self._next()
+        with self._handing_on:
+            if context.lost:
+                raise Closed(f"{context.identity} hung for too long; the others have gone on without it")
+            chosen = self._holder = self._next()
         if chosen is not context:
             context.core.leave()
             chosen.grant()
@@ -129,6 +153,8 @@ class InlineContext(Context):
         self._gate.acquire()
         self._started = False
         self._leaving = False
+        self._patience = TICK if identity.index == b.DRIVER else -1  # seconds between two looks at a role that runs
+        self.lost = False  # whether the others have gone on without it
         self._ends: Sequence[Awaited] = ()
         self.deadline: float | None = None
         self.verdict = ""  # why it was woken, if not because it could go on
@@ -157,6 +183,7 @@ class InlineContext(Context):
     def _wait(self, ends: Sequence[Awaited], deadline: float | None) -> None:
         if not self._leaving:
             self._check_alarm()
+        self.board.words[self._page + b.BEAT] = 0
         self._started, self._ends, self.deadline, self.verdict = True, ends, deadline, ""
         self._baton.park(self)
         self.deadline = None
@@ -193,7 +220,8 @@ class InlineContext(Context):
         """Return when it has the baton. Ctrl-C counts from the running role's next wait on."""
         while not self._granted:
             try:
-                self._gate.acquire()
+                if not self._gate.acquire(True, self._patience) and self.overseer is not None:
+                    self.overseer.look_after_roles()
             except BaseException as error:  # KeyboardInterrupt, or whatever a signal handler raises
                 self.interruption = error
         self._gate.acquire(blocking=False)  # it is open still when Ctrl-C came between the grant and the gate
@@ -203,7 +231,8 @@ class InlineContext(Context):
     def see_all_out(self) -> None:
         """For the driver of a crew that stops: let the others run until each has ended."""
         self._leaving = True
-        self._wait((), None)
+        while not self._baton.is_alone():
+            self._wait((), None)
 
 
 class InlineCrew(ThreadCrew):
@@ -221,6 +250,10 @@ class InlineCrew(ThreadCrew):
         context.core.leave()
         context.await_grant()
         return super()._play(context, role)
+
+    def _give_up(self, post: Post) -> None:
+        if self.baton.take_from(post.index):
+            super()._give_up(post)
 
     def _depart(self, context: Context) -> None:
         assert isinstance(context, InlineContext)

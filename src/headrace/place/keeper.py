@@ -30,8 +30,9 @@ import psutil
 import torch
 
 from headrace.place import board as b
+from headrace.place.beat import TICK, Watch
 from headrace.place.board import Board
-from headrace.place.context import TICK, Context, Identity
+from headrace.place.context import Context, Identity
 from headrace.place.life import describe, play
 from headrace.place.memory import SharedMemory
 from headrace.place.shipping import unship
@@ -163,6 +164,7 @@ def _keep(driver: int, memory: int, orders: int, output: int, errors: int) -> No
     roles: dict[int, int] = {}  # index of each living role by pid
     stopped: dict[int, float] = {}  # seconds for which each stopped role has been seen so, by pid
     limits: dict[int, float] = {}  # seconds for which a role may be stopped, by index
+    beats = Watch(board)
 
     def look() -> None:
         """See what has become of the roles, and show it on the board."""
@@ -198,9 +200,18 @@ def _keep(driver: int, memory: int, orders: int, output: int, errors: int) -> No
                 board.set(index, b.STOPPED, b.TOO_LONG)
                 board.raise_alarm(b.FAILURE)
 
+    def end_hanging() -> None:
+        """Kill the roles that hang, and raise the alarm at once: one that waits for a disk may not die of it."""
+        pids = {index: pid for pid, index in roles.items()}
+        for index in beats.look(pids):
+            board.set(index, b.FAILED_AT, time.monotonic_ns())
+            board.set(index, b.HANGS, 1)
+            _kill(pids[index])
+            board.raise_alarm(b.FAILURE)
+
     poll = _poll(channel, watch, wakeup)
     while True:
-        ready = poll(TICK if stopped else None)
+        ready = poll(TICK if roles else None)
         if watch in ready:
             break
         if wakeup in ready:
@@ -208,6 +219,7 @@ def _keep(driver: int, memory: int, orders: int, output: int, errors: int) -> No
             look()
         if stopped and not ready:
             watch_stopped()
+        end_hanging()
         if channel.fileno() in ready:
             message = channel.recv(MESSAGE_BYTES)
             if not message:

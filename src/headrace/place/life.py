@@ -12,9 +12,10 @@ import headrace.channel
 from headrace.channel import Member
 from headrace.errors import Closed, RoleFailed
 from headrace.place import board as b
+from headrace.place.board import Board
 from headrace.place.context import Context
 
-__all__ = ["Failure", "Post", "describe", "play"]
+__all__ = ["Failure", "Post", "describe", "hang", "play"]
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Post:
 
 @dataclass
 class Failure:
-    """How a role failed: with an exception, by a signal, or by leaving with an exit code."""
+    """How a role failed: with an exception, by a signal, by leaving with an exit code, or by hanging in a beat."""
 
     post: Post
     incarnation: int
@@ -50,13 +51,14 @@ class Failure:
     exit_code: int | None = None
     traceback: str = ""
     cause: BaseException | None = field(default=None, repr=False)
+    heard: str = ""  # what it said last
 
-    def error(self, said: str) -> RoleFailed:
+    def error(self) -> RoleFailed:
         """The error that the driver raises."""
         post = self.post
         life = f" (incarnation {self.incarnation})" if self.incarnation else ""
         error = RoleFailed(
-            f"{post}{life} {self.what}" + (f". Last heard: {said}" if said else ""),
+            f"{post}{life} {self.what}" + (f". Last heard: {self.heard}" if self.heard else ""),
             role=post.name,
             rank=post.rank,
             incarnation=self.incarnation,
@@ -66,6 +68,13 @@ class Failure:
         )
         error.__cause__ = self.cause
         return error
+
+
+def hang(board: Board, post: Post, end: str) -> Failure:
+    """The failure of a role that hangs in a beat. end: what has become of it."""
+    limit, advice = board.get(post.index, b.WITHIN) / 1e9, board.advice(post.index)
+    what = f"has been {board.doing(post.index)} for more than {limit:g} s, and {end}" + (advice and f"; {advice}")
+    return Failure(post, post.incarnation, what, heard=board.said(post.index))
 
 
 def play(context: Context, crew: str, function: Callable[[], Any]) -> BaseException | None:

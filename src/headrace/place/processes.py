@@ -19,10 +19,11 @@ from typing import TextIO
 import headrace.place.keeper
 from headrace.errors import ConfigError, RoleFailed, Stalled
 from headrace.place import board as b
-from headrace.place.context import TICK, Context, Identity
+from headrace.place.beat import TICK
+from headrace.place.context import Context, Identity
 from headrace.place.crew import BaseCrew
 from headrace.place.keeper import MESSAGE_BYTES, REFUSED, SPINS, Orders, Settings
-from headrace.place.life import Failure, Post
+from headrace.place.life import Failure, Post, hang
 from headrace.place.memory import SharedMemory
 from headrace.place.unpickling import loads
 
@@ -119,14 +120,19 @@ class ProcessCrew(BaseCrew):
         failed = [
             post
             for post in self.posts
-            if board.get(post.index, b.STATE) in (b.FAILED, b.KILLED) or board.get(post.index, b.STOPPED) == b.TOO_LONG
+            if board.get(post.index, b.STATE) in (b.FAILED, b.KILLED)
+            or board.get(post.index, b.STOPPED) == b.TOO_LONG
+            or board.get(post.index, b.HANGS)
         ]
         return [self._failure(post) for post in sorted(failed, key=lambda p: self.board.get(p.index, b.FAILED_AT))]
 
     def _failure(self, post: Post) -> Failure:
+        if self.board.get(post.index, b.HANGS):
+            return hang(self.board, post, f"was killed (process {post.pid})")
+        heard = self.board.heard(post.index)
         if self.board.get(post.index, b.STOPPED) == b.TOO_LONG:
             what = f"has been stopped (process {post.pid}) for more than {self._stall_after:g} s"
-            return Failure(post, post.incarnation, what, signal=signal.SIGSTOP)
+            return Failure(post, post.incarnation, what, signal=signal.SIGSTOP, heard=heard)
         status = self.board.get(post.index, b.STATUS)
         if self.board.get(post.index, b.STATE) == b.FAILED:
             report = self.memory.view(b.report_offset(post.index), b.REPORT_BYTES)
@@ -134,12 +140,13 @@ class ProcessCrew(BaseCrew):
             cause = cause or Exception(what)
             cause.__cause__ = _RoleTraceback(text)
             code = cause.code if isinstance(cause, SystemExit) and isinstance(cause.code, int) else 1
-            return Failure(post, post.incarnation, what, exit_code=code, traceback=text, cause=cause)
+            return Failure(post, post.incarnation, what, exit_code=code, traceback=text, cause=cause, heard=heard)
         if status < 0:
             number = signal.Signals(-status)
             what = f"was killed by signal {number} ({number.name}); exit code {status}"
-            return Failure(post, post.incarnation, what, signal=-status, exit_code=status)
-        return Failure(post, post.incarnation, f"left with exit code {status} without returning", exit_code=status)
+            return Failure(post, post.incarnation, what, signal=-status, exit_code=status, heard=heard)
+        what = f"left with exit code {status} without returning"
+        return Failure(post, post.incarnation, what, exit_code=status, heard=heard)
 
     def look_after_roles(self) -> None:
         if self._keeper_is_gone():

@@ -7,14 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
 from headrace.errors import ConfigError, Stalled
 from headrace.place import board as b
-from headrace.place.context import TICK, Context, Identity
+from headrace.place.beat import TICK, Watch
+from headrace.place.context import Context, Identity
 from headrace.place.crew import BaseCrew
-from headrace.place.life import Failure, Post, describe, play
+from headrace.place.life import Failure, Post, describe, hang, play
 from headrace.place.memory import PrivateMemory
 from headrace.place.shipping import unship
 
@@ -43,6 +45,11 @@ class ThreadCrew(BaseCrew):
         self._stall_after = stall_after
         self._threads: dict[int, threading.Thread] = {}
         self._failed: list[Failure] = []
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._watch = Watch(self.board)
+        return self
 
     def _enter(self) -> PrivateMemory:
         return PrivateMemory()
@@ -82,7 +89,8 @@ class ThreadCrew(BaseCrew):
         error = self._play(context, role)
         if error is not None:
             what, text = describe(error)
-            self._failed.append(Failure(post, incarnation, what, traceback=text, cause=error))
+            heard = self.board.heard(post.index)
+            self._failed.append(Failure(post, incarnation, what, traceback=text, cause=error, heard=heard))
             self.board.set(post.index, b.STATE, b.FAILED)
             self.board.raise_alarm(b.FAILURE)
         self._depart(context)
@@ -98,7 +106,16 @@ class ThreadCrew(BaseCrew):
         return self._failed
 
     def look_after_roles(self) -> None:
-        """A thread tells of its end itself, and cannot be stopped from outside."""
+        """A thread tells of its end itself, and cannot be stopped from outside; but it may hang."""
+        for index in self._watch.look(post.index for post in self.posts):
+            self._give_up(self.posts[index - 1])
+
+    def _give_up(self, post: Post) -> None:
+        """Leave a role that hangs to itself."""
+        end = "is left behind: a thread cannot be ended from outside, in Processes() it would have been killed"
+        self._failed.append(hang(self.board, post, end))
+        self.board.set(post.index, b.HANGS, 1)
+        self.board.raise_alarm(b.FAILURE)
 
     def _end_life(self, post: Post) -> None:
         if self.board.get(post.index, b.STATE) not in b.OVER:
@@ -109,11 +126,18 @@ class ThreadCrew(BaseCrew):
 
     def _finish(self, hurry: bool) -> None:
         until = time.monotonic() + (0.0 if hurry else self._stall_after)
-        while alive := [thread for thread in self._threads.values() if thread.is_alive()]:
+        while alive := [index for index, thread in self._threads.items() if self._is_awaited(index, thread)]:
             if time.monotonic() >= until:
-                names = ", ".join(thread.name for thread in alive)
+                names = ", ".join(self._threads[index].name for index in alive)
+                heard = "; ".join(filter(None, map(self.board.heard, alive)))
                 raise Stalled(
-                    f"{names}: told to stop, still running after {self._stall_after:g} s. A thread cannot be ended "
-                    "from outside: let the role look at role().stopping, or run it in Processes()."
+                    f"{names}: told to stop, still running after {self._stall_after:g} s"
+                    + (f" (last heard: {heard})" if heard else "")
+                    + ". A thread cannot be ended from outside: let the role look at role().stopping, or run it in "
+                    "Processes()."
                 )
-            alive[0].join(TICK)
+            self._threads[alive[0]].join(TICK)
+            self.look_after_roles()
+
+    def _is_awaited(self, index: int, thread: threading.Thread) -> bool:
+        return thread.is_alive() and not self.board.get(index, b.HANGS)

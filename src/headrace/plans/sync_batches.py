@@ -37,12 +37,16 @@ class SyncBatches:
     """Steps of a rollout."""
     max_lag: int = 0
     """Updates that a rollout's weights are behind the learner's: 0 is lock-step, 1 lets acting overlap learning."""
+    env_timeout: float | None = 300.0
+    """Seconds that to make the environments, a reset or a step may take before it counts as hanging; None: any."""
 
     def __post_init__(self) -> None:
         for name, least in (("actors", 1), ("num_envs", 1), ("num_steps", 1), ("max_lag", 0)):
             given = getattr(self, name)
             if not isinstance(given, int) or isinstance(given, bool) or given < least:
                 raise ConfigError(f"{name}={given!r}: give an integer from {least} on.")
+        if self.env_timeout is not None and not self.env_timeout > 0:
+            raise ConfigError(f"env_timeout={self.env_timeout!r}: give seconds above 0, or None.")
         if self.num_envs % self.actors:
             below = self.num_envs // self.actors * self.actors
             fitting = [str(count) for count in (below, below + self.actors) if count]
@@ -120,7 +124,8 @@ def collect(
     me = role()
     mine = me.share_of(plan.num_envs)
     method = method.behaviour(mine, plan.num_envs)
-    with Actor(method, net, env, mine, plan.num_steps, (*seed, me.incarnation), me.rank) as actor:
+    seed, watch = (*seed, me.incarnation), me.watch
+    with Actor(method, net, env, mine, plan.num_steps, seed, me.rank, watch=watch, timeout=plan.env_timeout) as actor:
         for number in lanes[me.rank].deliveries():  # a restarted actor goes on where its lane stands
             actor.load(weights, version=max(oldest, number - plan.max_lag))
             lanes[me.rank].put(actor.rollout(number))
