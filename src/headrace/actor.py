@@ -11,7 +11,7 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from headrace.channel import Note, Weights
+from headrace.channel import Beat, Note, Weights
 from headrace.data import Decision, Rollout
 from headrace.envs.base import CheckedVectorEnv, Env, VectorEnv
 from headrace.errors import ConfigError
@@ -46,7 +46,7 @@ class Actor:
         seed: Sequence[int] = (0,),
         rank: int = 0,
         decide: Decide | None = None,
-        watch: Callable[[str, float | None, str], Callable[..., None]] | None = None,
+        watch: Callable[[str, float | None, str], Beat] | None = None,
         timeout: float | None = None,
     ) -> None:
         self.method, self.net, self.num_steps, self.version = method, net, num_steps, 0
@@ -70,14 +70,20 @@ class Actor:
         if watch is not None:
             watch(f"making {span}", timeout, ADVICE)()
         self._env: VectorEnv = env.make(environments)
-        self._beat: Callable[..., None] | None = None
+        self._watched: Beat | None = None
+        self._apart = isinstance(self._env, CheckedVectorEnv) and self._env.apart
         if watch is not None:
-            if isinstance(self._env, CheckedVectorEnv) and self._env.apart:
-                self._env.beat = watch("stepping environment {} (episode {}, step {}, seed {})", timeout, ADVICE)
+            doing = (
+                "environment {} (episode {}, step {}, seed {})" if self._apart else f"{span} (row {{}} of rollout {{}})"
+            )
+            self._watched = watch(f"stepping {doing}", timeout, ADVICE)
+            if self._apart:
+                self._env.beat = self._watched  # type: ignore[attr-defined]
             else:
-                self._beat = watch(f"stepping {span} (row {{}} of rollout {{}})", timeout, ADVICE)
-                self._beat(0, 0)
+                self._watched(0, 0)
         self._last = [leaf.copy() for leaf in _leaves(self._env.reset(_word(seed)))]  # observed, not acted on yet
+        if self._watched is not None:
+            self._watched.idle()
 
     def __enter__(self) -> Self:
         return self
@@ -99,6 +105,7 @@ class Actor:
             held.numpy() for held in (rollout.reward, rollout.terminated, rollout.truncated)
         )
         written, single = self._written[0], isinstance(self._rows[0], Tensor)
+        beat = None if self._apart else self._watched
         actions: list[Tree] = []
         log_probs: list[Tensor] = []
         resets = self._ended
@@ -114,8 +121,8 @@ class Actor:
             for step, row in enumerate(self._rows[:-1]):
                 decision = self._decide(row, memory, noise[step])
                 action = decision.action if decision.environment_action is None else decision.environment_action
-                if self._beat is not None:
-                    self._beat(step, sequence)
+                if beat is not None:
+                    beat(step, sequence)
                 observation, reward[step], terminated[step], truncated[step] = self._env.step(_numpy(action))
                 if single:
                     written[step + 1] = observation
@@ -136,6 +143,8 @@ class Actor:
                 torch.stack(column, out=held)
             if rollout.log_prob is not None:
                 torch.stack(log_probs, out=rollout.log_prob)
+        if self._watched is not None:
+            self._watched.idle()
         self._memory = memory
         self._last = [held[-1].copy() for held in self._written]
         self._account(terminated | truncated)

@@ -5,7 +5,7 @@
     ├── ShapeError (ValueError)      a tensor has another shape, dtype or axis length than declared
     ├── Closed                       the channel was closed, or its other end has finished
     ├── Stalled (TimeoutError)       a wait ran out of time, or can never end (deadlock)
-    ├── RoleFailed                   a role raised, was killed, or was stopped for too long
+    ├── RoleFailed                   a role raised, was killed, hung, or was stopped for too long
     ├── EnvironmentFault             an environment raised, or returned what cannot be used
     └── NonFinite                    learning met an infinite number or a NaN
 
@@ -53,7 +53,7 @@ class Stalled(HeadraceError, TimeoutError):
 
 
 class RoleFailed(HeadraceError):
-    """A role raised an exception, was killed by a signal, left without returning, or was stopped for too long.
+    """A role raised an exception, was killed by a signal, left without returning, hung, or was stopped for too long.
 
     role, rank, incarnation: which life of which role.
     signal: number of the signal that killed or stopped it, else None. exit_code: of its process, else None.

@@ -8,103 +8,29 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn, optim
-from torch.optim import Optimizer
 
 from headrace.data import Gradient, Loss, Mean, Rollout
 from headrace.errors import ConfigError, NonFinite
+from headrace.finite import ADVICE, check_rollout, not_finite
 from headrace.method import Method
+from headrace.parameters import Replica
 from headrace.report import Report
 from headrace.spaces import Spec
 from headrace.struct import Struct
+from headrace.tally import Heard, Metrics, identity
 
 __all__ = ["Learner"]
 
 _ELEMENTWISE = (optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.SGD)
 _building = threading.Lock()  # whoever builds has the global generator for itself
-_ADVICE = 'Learner(non_finite="skip") would leave out such updates and count them.'
 _Told: TypeAlias = tuple[dict[str, float], Tensor | None]
 """The metrics of an update, and the priorities that it gives the rows which it learned from."""
 _TINY = torch.finfo(torch.float32).tiny
-_ALIGN = 16  # numbers: parameters begin at multiples of 64 bytes, as memory of their own would
-
-
-def identity(vector: Tensor, weight: Tensor | float) -> Tensor:
-    """The mean over one learner."""
-    return vector
-
-
-class _Group:
-    """The parameters that one optimizer steps, as views of one vector, beside their gradients as views of another.
-
-    parts: the parameters of each of the optimizer's own groups, which may have settings of their own.
-    """
-
-    def __init__(self, parts: Sequence[Sequence[nn.Parameter]]) -> None:
-        self.parameters = [parameter for part in parts for parameter in part]
-        first = self.parameters[0]
-        offsets, ends, end = [], [], 0
-        for part in parts:
-            for parameter in part:
-                if parameter.dtype != first.dtype:
-                    raise ConfigError(
-                        f"the parameters of an optimizer have one dtype; found {first.dtype} and {parameter.dtype}."
-                    )
-                offsets.append(end)
-                end += -(-parameter.numel() // _ALIGN) * _ALIGN
-            ends.append(end)
-        self.flat = torch.zeros(end, dtype=first.dtype, device=first.device)
-        self.gradient = torch.zeros_like(self.flat)
-        self.views = []
-        for parameter, offset in zip(self.parameters, offsets, strict=True):
-            span = slice(offset, offset + parameter.numel())
-            view = self.flat[span].view_as(parameter)
-            view.copy_(parameter.detach())
-            parameter.data = view
-            parameter.grad = self.gradient[span].view_as(parameter)
-            self.views.append((view.data_ptr(), parameter.grad))
-        self.vectors = []
-        for low, high in pairwise([0, *ends]):
-            vector = nn.Parameter(self.flat[low:high])
-            vector.grad = self.gradient[low:high]
-            self.vectors.append(vector)
-
-    def check(self, name: str) -> None:
-        """Raise ConfigError if the parameters are not the views that they were made."""
-        for parameter, (address, gradient) in zip(self.parameters, self.views, strict=True):
-            if parameter.data_ptr() != address or parameter.grad is not gradient:
-                raise ConfigError(
-                    f"a parameter of group {name!r} (shape {list(parameter.shape)}) was moved, replaced or lost its "
-                    "gradient after the learner was built. Say devices=(…) instead of net.to(…), copy into parameters "
-                    "instead of replacing them, and leave zero_grad to the learner."
-                )
-
-
-def _stepped(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-class _Replica:
-    """The network on one device."""
-
-    def __init__(self, net: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
-        every = [id(parameter) for optimizer in optimizers.values() for parameter in _stepped(optimizer)]
-        if len(every) != len(set(every)):
-            raise ConfigError(f"a parameter is in two of the optimizers {', '.join(optimizers)}; each belongs to one.")
-        self.net = net
-        self.groups = {
-            name: _Group([group["params"] for group in optimizer.param_groups])
-            for name, optimizer in optimizers.items()
-        }
-
-    def tensors(self) -> list[Tensor]:
-        """All that learning changes here: the weights of every group, and the buffers."""
-        return [*(group.flat for group in self.groups.values()), *self.net.buffers()]
 
 
 class Learner:
@@ -147,7 +73,7 @@ class Learner:
         self._replicas = []
         for copied, device in zip(nets, self.devices, strict=True):
             optimizers = method.optimizers(copied.to(device))
-            self._replicas.append(_Replica(copied, optimizers))
+            self._replicas.append(Replica(copied, optimizers))
             if len(self._replicas) == 1:
                 self._optimizers = optimizers
         self.net = net
@@ -161,7 +87,7 @@ class Learner:
         self._prepared = 0  # environment steps that no update has been given yet
         self._norms: list[tuple[str, Tensor]] = []  # of gradients that were not looked at yet
         self._looks = self.devices[0].type == "cpu"  # at every norm; an accelerator is waited for once an update
-        self._heard = _Heard()
+        self._heard = Heard()
 
     @property
     def acting(self) -> nn.Module:
@@ -181,7 +107,7 @@ class Learner:
     def prepare(self, rollout: Rollout) -> Struct:
         """Count a rollout and make of it what `update` learns from. Raises NonFinite, unless such are to be skipped."""
         if self.non_finite == "raise":
-            _check_rollout(rollout)
+            check_rollout(rollout)
         steps = int(rollout.env_steps.sum())
         self.env_steps += steps
         self._prepared += steps
@@ -290,7 +216,7 @@ class Learner:
         self._check_batch(batch, mean)
         with torch.no_grad():
             described = method.describe(batch)
-        metrics = _Metrics(mean)
+        metrics = Metrics(mean)
         for minibatch in method.minibatches(batch, self._rng, mean):
             if not self._learn(minibatch, mean, metrics):
                 break
@@ -341,7 +267,7 @@ class Learner:
 
     def _check_batch(self, batch: Struct, mean: Mean) -> None:
         """Raise NonFinite if anybody's batch is not finite; all who learn together then leave theirs out."""
-        found = _not_finite(batch)
+        found = not_finite(batch)
         if self.non_finite == "skip" and mean is not identity:
             share = float(mean(torch.tensor([float(found is not None)], device=self.devices[0]), 1.0))
             if share > 0 and found is None:
@@ -350,12 +276,12 @@ class Learner:
             path, place, value = found
             raise NonFinite(
                 f"{path} at {place} of the batch is {value}, before update {self.version + 1}; nothing was learned "
-                f"from it. {_ADVICE}"
+                f"from it. {ADVICE}"
             )
 
     # One gradient step
 
-    def _learn(self, minibatch: Struct, mean: Mean, metrics: _Metrics) -> bool:
+    def _learn(self, minibatch: Struct, mean: Mean, metrics: Metrics) -> bool:
         """One gradient step for every loss; False if one was beyond its limits."""
         parts = self._begin(minibatch)
         number = 0
@@ -373,7 +299,7 @@ class Learner:
         self.gradient_steps += 1
         return True
 
-    def _begin(self, minibatch: Struct) -> list[tuple[_Replica, Iterator[Loss]]]:
+    def _begin(self, minibatch: Struct) -> list[tuple[Replica, Iterator[Loss]]]:
         """The parts of a minibatch whose gradients are computed one after the other: on which replica, which losses."""
         method, step, replicas = self._annealed, self.gradient_steps, self._replicas
         if len(replicas) == 1 and self.microbatch_size is None:
@@ -395,7 +321,7 @@ class Learner:
                 parts.append((replica, method.losses(replica.net, part, step)))
         return parts
 
-    def _differentiate(self, parts: Sequence[tuple[_Replica, Iterator[Loss]]]) -> tuple[list[Loss], Tensor] | None:
+    def _differentiate(self, parts: Sequence[tuple[Replica, Iterator[Loss]]]) -> tuple[list[Loss], Tensor] | None:
         """The next loss of every part and the sum of their weights, with gradients summed; None after the last."""
         home = self._replicas[0]
         several = len(self._optimizers) > 1
@@ -441,7 +367,7 @@ class Learner:
                 rate = self._optimizers[name].param_groups[0]["lr"]
                 raise NonFinite(
                     f"the gradient of group {name!r} has norm {value}, in update {self.version + 1}, at a learning "
-                    f"rate of {rate:g}; no step was taken with it. {_ADVICE}"
+                    f"rate of {rate:g}; no step was taken with it. {ADVICE}"
                 )
 
     def _step(self, name: str, norm: Tensor, max_grad_norm: float | None) -> None:
@@ -478,107 +404,6 @@ class Learner:
                 yield
         finally:
             torch.set_num_threads(before)
-
-
-def _not_finite(struct: Struct) -> tuple[str, list[int], float] | None:
-    """Path, index and value of the first number in a Struct that is infinite or a NaN; first in its leading axis."""
-    named = [(path, leaf) for path, leaf in struct.named_leaves() if leaf.is_floating_point()]
-    sums = [leaf.sum() for _, leaf in named]  # a sum is not finite if a number is not, and seldom else
-    if sums and sums[0].device.type == "cpu":
-        if all(math.isfinite(total) for total in sums):
-            return None
-    elif not sums or torch.stack([total.double() for total in sums]).isfinite().all():
-        return None
-    found = []
-    for path, leaf in named:
-        wrong = (~leaf.isfinite()).nonzero()
-        if len(wrong):
-            place = wrong[0].tolist()
-            found.append((path, place, float(leaf[tuple(place)])))
-    return min(found, key=lambda entry: entry[1][:1], default=None)
-
-
-def _check_rollout(rollout: Rollout) -> None:
-    """Raise NonFinite for a rollout that holds a number which is not finite, and say where it came from."""
-    # What an actor remembers comes from rows that were looked at before; unused lines of the table hold anything.
-    found = _not_finite(rollout.replace(memory=None, discounted_return=None, final_observation=None))
-    if found is None:
-        return
-    path, (row, column, *_), value = found
-    raise NonFinite(
-        f"{path} of environment {int(rollout.environment[column])} is {value}, in row {row} of rollout "
-        f"{int(rollout.sequence[column])} of actor {int(rollout.rank[column])}, made with version "
-        f"{int(rollout.version[0, column])}; nothing was learned from it. {_ADVICE}"
-    )
-
-
-class _Heard:
-    """What rollouts told since the last report."""
-
-    def __init__(self) -> None:
-        self._returns: list[np.ndarray[Any, Any]] = []
-        self._lengths: list[np.ndarray[Any, Any]] = []
-        self._lags: list[np.ndarray[Any, Any]] = []
-
-    def add(self, rollout: Rollout, version: int) -> None:
-        lengths = rollout.episode_length.numpy()
-        ended = lengths > 0
-        self._returns.append(rollout.episode_return.numpy()[ended])
-        self._lengths.append(lengths[ended])
-        self._lags.append(version - rollout.version.numpy()[rollout.valid.numpy()])
-
-    def tell(self) -> Iterator[np.ndarray[Any, Any]]:
-        for held, dtype in ((self._returns, np.float32), (self._lengths, np.int32), (self._lags, np.int32)):
-            yield np.concatenate(held) if held else np.empty(0, dtype)
-            held.clear()
-
-
-class _Metrics:
-    """Means over the gradient steps of an update, computed once, at its end."""
-
-    def __init__(self, mean: Mean) -> None:
-        self._mean = mean
-        self._sums: dict[str, list[Tensor]] = {}
-        self._weights: dict[str, list[Tensor]] = {}
-        self._rows: list[Tensor] = []
-        self._priorities: list[Tensor] = []
-
-    def add(self, losses: Sequence[Loss], weight: Tensor, first: bool) -> bool:
-        """Take in one gradient step; False if it is beyond the limits that its loss sets."""
-        if first:
-            self._rows.append(weight)
-        self._priorities += [loss.priority.detach().cpu() for loss in losses if loss.priority is not None]
-        limits = losses[0].limits
-        sums = {
-            name: torch.stack([loss.metrics[name].to(weight.device) for loss in losses]).sum()
-            if len(losses) > 1
-            else value
-            for name, value in losses[0].metrics.items()
-        }
-        for name, value in sums.items():
-            self._sums.setdefault(name, []).append(value)
-            self._weights.setdefault(name, []).append(weight)
-        return all(
-            float(self._mean((sums[name] / weight).reshape(1), weight)) <= limit for name, limit in limits.items()
-        )
-
-    @property
-    def priorities(self) -> Tensor | None:
-        return torch.cat(self._priorities) if self._priorities else None
-
-    @property
-    def samples(self) -> int:
-        return round(float(torch.stack(self._rows).double().sum())) if self._rows else 0
-
-    def means(self) -> dict[str, float]:
-        if not self._sums:
-            return {}
-        weights = torch.stack([torch.stack(weights).sum() for weights in self._weights.values()])
-        sums = torch.stack([torch.stack(sums).sum() for sums in self._sums.values()])
-        means = sums / weights
-        if self._mean is not identity:
-            means = self._mean(means, weights[0])
-        return dict(zip(self._sums, means.tolist(), strict=True))
 
 
 @contextmanager

@@ -239,6 +239,7 @@ def test_processes_a_role_that_hung_can_be_restarted() -> None:
     assert not psutil.pid_exists(member.pid)
 
 
+@pytest.mark.slow
 def test_a_thread_that_hangs_cannot_be_restarted(within: Any, stuck: Any) -> None:
     def count(stuck: Callable[[], None]) -> None:
         role().watch("counting to {}", within=0.2)(1)

@@ -1,0 +1,88 @@
+"""What a learner notes until its next report: what rollouts told, and the metrics of gradient steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.data import Loss, Mean, Rollout
+
+__all__ = ["Heard", "Metrics", "identity"]
+
+
+def identity(vector: Tensor, weight: Tensor | float) -> Tensor:
+    """The mean over one learner."""
+    return vector
+
+
+class Heard:
+    """What rollouts told since the last report."""
+
+    def __init__(self) -> None:
+        self._returns: list[np.ndarray[Any, Any]] = []
+        self._lengths: list[np.ndarray[Any, Any]] = []
+        self._lags: list[np.ndarray[Any, Any]] = []
+
+    def add(self, rollout: Rollout, version: int) -> None:
+        lengths = rollout.episode_length.numpy()
+        ended = lengths > 0
+        self._returns.append(rollout.episode_return.numpy()[ended])
+        self._lengths.append(lengths[ended])
+        self._lags.append(version - rollout.version.numpy()[rollout.valid.numpy()])
+
+    def tell(self) -> Iterator[np.ndarray[Any, Any]]:
+        for held, dtype in ((self._returns, np.float32), (self._lengths, np.int32), (self._lags, np.int32)):
+            yield np.concatenate(held) if held else np.empty(0, dtype)
+            held.clear()
+
+
+class Metrics:
+    """Means over the gradient steps of an update, computed once, at its end."""
+
+    def __init__(self, mean: Mean) -> None:
+        self._mean = mean
+        self._sums: dict[str, list[Tensor]] = {}
+        self._weights: dict[str, list[Tensor]] = {}
+        self._rows: list[Tensor] = []
+        self._priorities: list[Tensor] = []
+
+    def add(self, losses: Sequence[Loss], weight: Tensor, first: bool) -> bool:
+        """Take in one gradient step; False if it is beyond the limits that its loss sets."""
+        if first:
+            self._rows.append(weight)
+        self._priorities += [loss.priority.detach().cpu() for loss in losses if loss.priority is not None]
+        limits = losses[0].limits
+        sums = {
+            name: torch.stack([loss.metrics[name].to(weight.device) for loss in losses]).sum()
+            if len(losses) > 1
+            else value
+            for name, value in losses[0].metrics.items()
+        }
+        for name, value in sums.items():
+            self._sums.setdefault(name, []).append(value)
+            self._weights.setdefault(name, []).append(weight)
+        return all(
+            float(self._mean((sums[name] / weight).reshape(1), weight)) <= limit for name, limit in limits.items()
+        )
+
+    @property
+    def priorities(self) -> Tensor | None:
+        return torch.cat(self._priorities) if self._priorities else None
+
+    @property
+    def samples(self) -> int:
+        return round(float(torch.stack(self._rows).double().sum())) if self._rows else 0
+
+    def means(self) -> dict[str, float]:
+        if not self._sums:
+            return {}
+        weights = torch.stack([torch.stack(weights).sum() for weights in self._weights.values()])
+        sums = torch.stack([torch.stack(sums).sum() for sums in self._sums.values()])
+        means = sums / weights
+        if self._mean is not identity:
+            means = self._mean(means, weights[0])
+        return dict(zip(self._sums, means.tolist(), strict=True))
