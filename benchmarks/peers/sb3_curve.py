@@ -16,13 +16,13 @@ from stable_baselines3.common.vec_env import VecNormalize
 def main(
     *, env: str, num_envs: int, num_steps: int, num_epochs: int, minibatch_size: int, hidden: list[int],
     learning_rate: float, gamma: float, gae_lambda: float, clip: float, ent_coef: float, vf_coef: float,
-    max_grad_norm: float, normalized_to: float, env_steps: int, seed: int,
+    max_grad_norm: float, env_steps: int, seed: int,
 ) -> None:  # fmt: skip
     torch.set_num_threads(1)
     bare = make_vec_env(env, num_envs, seed=seed)
     model = PPO(
         "MlpPolicy",  # two towers, tanh
-        VecNormalize(bare, clip_obs=normalized_to, clip_reward=normalized_to, gamma=gamma),
+        VecNormalize(bare, clip_obs=10.0, clip_reward=10.0, gamma=gamma),
         learning_rate=learning_rate,
         n_steps=num_steps,
         batch_size=minibatch_size,
