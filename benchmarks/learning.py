@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gymnasium.wrappers import FlattenObservation
-from minigrid.wrappers import ImgObsWrapper
+from minigrid.wrappers import ImgObsWrapper, OneHotPartialObsWrapper
 
 from benchmarks.tasks import LENGTH, HighestAllowed, Ladder, Scales, Sign, Thermostat, WithoutVelocities
 from headrace import A2C, PPO, Env, Gymnasium, Inline, Learner, Method, SyncBatches, evaluate
@@ -103,8 +103,8 @@ TASKS: Mapping[str, Task] = {
         SEEING, HIDDEN, SyncBatches(num_envs=16, num_steps=64), env_steps=200_000, threshold=0.0
     ),
     "ppo-minigrid": Task(
-        PPO(learning_rate=1e-3, update_epochs=10, num_minibatches=8),
-        Gymnasium("MiniGrid-Empty-5x5-v0", wrappers=[ImgObsWrapper, FlattenObservation]),
+        PPO(learning_rate=1e-3, ent_coef=0.01, num_minibatches=8),
+        Gymnasium("MiniGrid-Empty-5x5-v0", wrappers=[OneHotPartialObsWrapper, ImgObsWrapper, FlattenObservation]),
         SyncBatches(num_envs=8, num_steps=128),
         env_steps=100_000,
         threshold=0.95,

@@ -9,6 +9,7 @@ A method learns, a plan says what moves and who waits, a placement says where it
 
 from headrace.actor import Actor, evaluate
 from headrace.channel import role, wait
+from headrace.checkpoint import Checkpoint, Checkpoints
 from headrace.data import Decision, Gradient, Loss, Rollout
 from headrace.envs.atari import Atari
 from headrace.envs.base import Env, VectorEnv
@@ -18,6 +19,7 @@ from headrace.envs.gymnasium import Gymnasium
 from headrace.envs.gymnasium_vector import GymnasiumVector
 from headrace.envs.registry import environment
 from headrace.errors import (
+    CheckpointError,
     Closed,
     ConfigError,
     EnvironmentFault,
@@ -46,6 +48,9 @@ __all__ = [
     "Atari",
     "Box",
     "Checked",
+    "Checkpoint",
+    "CheckpointError",
+    "Checkpoints",
     "Closed",
     "ConfigError",
     "Decision",

@@ -7,7 +7,8 @@
     ├── Stalled (TimeoutError)       a wait ran out of time, or can never end (deadlock)
     ├── RoleFailed                   a role raised, was killed, hung, or was stopped for too long
     ├── EnvironmentFault             an environment raised, or returned what cannot be used
-    └── NonFinite                    learning met an infinite number or a NaN
+    ├── NonFinite                    learning met an infinite number or a NaN
+    └── CheckpointError              a checkpoint cannot be written, or is missing, damaged or of something else
 
 A message says what came, what was expected and what to do.
 """
@@ -18,6 +19,7 @@ import functools
 from typing import Any
 
 __all__ = [
+    "CheckpointError",
     "Closed",
     "ConfigError",
     "EnvironmentFault",
@@ -107,4 +109,11 @@ class NonFinite(HeadraceError):
     """What a learner was about to learn from, or a gradient of it, holds an infinite number or a NaN.
 
     It is raised before that reaches a weight, an optimizer's state or a running statistic.
+    """
+
+
+class CheckpointError(HeadraceError):
+    """A checkpoint cannot be written, or what is read is missing, damaged, newer than this library, or of another run.
+
+    Checkpoints that were saved before one that cannot be written are intact.
     """

@@ -29,6 +29,8 @@ LEVELS = {
     "nets": 4,
     "normalizers": 3,
     "parameters": 3,
+    "encoding": 3,
+    "durable": 1,
     "finite": 4,
     "tally": 4,
     "distributions": 3,
