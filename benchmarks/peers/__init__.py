@@ -11,11 +11,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 INSTALL_TIMEOUT = 900.0
-PINNED = ("numpy", "torch")  # to our own versions; a bare `torch` would pull gigabytes of CUDA libraries
+PINNED = ("numpy", "torch", "mujoco")  # to our own versions; a bare `torch` would pull gigabytes of CUDA libraries
 REQUIREMENTS = {
     "ray": ["ray", "numpy"],
     "rllib": ["ray[rllib]", "torch", "numpy"],
-    "sb3": ["stable-baselines3", "torch", "numpy", "ale-py", "mujoco", "opencv-python-headless"],
+    "sb3": [
+        *("stable-baselines3", "torch", "numpy", "ale-py", "opencv-python-headless"),
+        *("mujoco", "imageio", "packaging"),  # the last two: gymnasium's MuJoCo environments import them
+    ],
 }
 
 
