@@ -208,17 +208,22 @@ class Actor:
         np.sum(valid, 0, out=rollout.env_steps.numpy())
         self._ended = ended[-1]
         returns, lengths = rollout.episode_return.zero_().numpy(), rollout.episode_length.zero_().numpy()
-        reward = rollout.reward.numpy().astype(np.float64)
+        reward, counted = rollout.reward.numpy().astype(np.float64), valid.astype(np.int64)
         reward[0] += self._returns
-        counted = self._lengths + np.cumsum(valid, 0)
-        begin, begun = np.zeros((2, len(self._ended)), np.int64)  # the row where the episode began; counted before it
-        for step, column in np.argwhere(ended):
-            returns[step, column] = reward[begin[column] : step + 1, column].sum()
-            lengths[step, column] = counted[step, column] - begun[column]
-            begin[column], begun[column] = step + 1, counted[step, column]
-        # What came before is left out, not taken off again: a NaN would stay.
-        self._returns = np.where(np.arange(len(reward))[:, None] < begin, 0.0, reward).sum(0)
-        self._lengths = counted[-1] - begun
+        counted[0] += self._lengths
+        # Column after column as pieces, one for each episode or part of one. Each is summed by itself: what is not
+        # finite in one does not reach the next.
+        rows, ends = len(ended), ended.T.ravel()
+        begins = np.append(True, ends[:-1])
+        begins[::rows] = True
+        first = np.flatnonzero(begins)
+        last = np.append(first[1:], len(ends)) - 1
+        done, (column, row) = ends[last], np.divmod(last, rows)
+        at_end = row == rows - 1  # one in each column, in order
+        for running, told, values in ((self._returns, returns, reward), (self._lengths, lengths, counted)):
+            sums = np.add.reduceat(values.T.ravel(), first)
+            told[row[done], column[done]] = sums[done]
+            running[:] = np.where(done, 0, sums)[at_end]
 
 
 def evaluate(method: Method, net: nn.Module, env: Env, episodes: int, seed: int = 0) -> np.ndarray[Any, Any]:

@@ -293,7 +293,7 @@ class _Scaled(Distribution):
         if not self.dtype.is_floating_point:
             scaled = scaled.round()
         # Clipped in the precision of the bounds: float32 may round one of float64 to what lies outside.
-        clipped = torch.minimum(torch.maximum(scaled.to(self.low.dtype), self.low), self.high)
+        clipped = scaled.to(self.low.dtype).clamp(self.low, self.high)
         return clipped.reshape(*action.shape[:-1], *self.shape).to(self.dtype)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 import optree
@@ -258,12 +258,14 @@ class Encoder(nn.Module):
                 )
             normalized = torch.tensor(floats).repeat_interleave(torch.tensor(widths))
             self.normalizer = ObservationNormalizer(normalized, self.dtype)
-        # Most observations are vectors already: nothing to do.
-        single = isinstance(spaces, Box) and len(spaces.shape) == 1 and spaces.dtype == torch.float32
-        self.plain = single and not normalize
+        # Most observations are vectors already: nothing to do, but perhaps for their dtype.
+        self.direct = isinstance(spaces, Box) and len(spaces.shape) == 1 and not normalize
+        self.plain = self.direct and spaces.dtype == torch.float32
 
     def forward(self, observation: Tree) -> Tensor:
         """[..., *shape] → [..., outputs]."""
+        if self.direct:
+            return cast(Tensor, observation).to(self.dtype)
         found = _leaves(observation)
         parts = [cnn(found[place]) for place, cnn in zip(self.images, self.cnns, strict=True)]
         if self.vectors:

@@ -43,6 +43,7 @@ __all__ = ["Gymnasium"]
 One: TypeAlias = gymnasium.Env[Any, Any]
 
 LARGEST = float(np.finfo(np.float32).max)  # reward
+AHEAD = 32  # episodes for which a CartPole's start states are drawn together
 
 _CARTPOLE = (
     "gymnasium.envs.classic_control.cartpole:CartPoleEnv",
@@ -235,16 +236,24 @@ class _Columns:
     def __init__(self, vector: CartPoleVectorEnv, generators: list[np.random.Generator]) -> None:
         self._vector = vector
         self._generators = generators
+        self._ahead = np.empty((len(generators), AHEAD, 4))  # start states of each environment, drawn together
+        self._used = np.full(len(generators), AHEAD)
 
     def uniform(self, low: float, high: float, size: tuple[int, int]) -> Array:
         """Start states [4, n]: of all environments, or of the n whose episode ended in the step before."""
-        states = np.empty(size)
-        if size[1]:
-            # A reset draws for all, whatever ended before it.
-            every = size[1] == len(self._generators)
-            fresh = np.arange(size[1]) if every else np.flatnonzero(self._vector.prev_done)
-            for column, b in enumerate(fresh.tolist()):
-                states[:, column] = self._generators[b].uniform(low, high, size[0])
+        if not size[1]:
+            return np.empty(size)
+        # A reset draws for all, whatever ended before it.
+        every = size[1] == len(self._generators)
+        fresh = np.arange(size[1]) if every else np.flatnonzero(self._vector.prev_done)
+        used = self._used[fresh]
+        if (used == AHEAD).any():
+            for b in fresh[used == AHEAD].tolist():
+                self._ahead[b] = self._generators[b].uniform(low, high, self._ahead[b].shape)
+                self._used[b] = 0
+            used = self._used[fresh]
+        self._used[fresh] += 1
+        states: Array = self._ahead[fresh, used].T
         return states
 
 

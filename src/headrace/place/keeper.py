@@ -39,7 +39,7 @@ from headrace.place.shipping import unship
 
 __all__ = ["Orders", "Settings", "nursery"]
 
-SPINS = 200  # how often a role looks again before it blocks
+SPINS = 20  # how often a role looks again before it blocks; more take turns from who computes beside it
 REFUSED = "refused:"  # begins a keeper's answer when the system gives it no process
 PATIENCE = 5.0  # seconds after which what cannot be killed is left to the system
 MESSAGE_BYTES = 4096
