@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ LEARNED_BY_ALL = [*CARTPOLE, "a2c-recall-gru", "ppo-acrobot", "ppo-pendulum", "p
 
 WORST = 400  # of ten seeds on CartPole
 GUESSING = 0.7  # on the memory task, whose cue is one of two: 0.5, and what 50 episodes add to it by chance
+ONE_TURN_MORE = 1 - 0.9 * 6 / 100  # six steps to the goal of MiniGrid-Empty-5x5 instead of five: 0.946 for 0.955
 BLIND = 250  # on CartPole without velocities, for who remembers nothing
 
 
@@ -67,7 +69,13 @@ def test_the_results_are_of_seeds_101_to_110(name: str) -> None:
     assert [result["seed"] for result in committed(name)] == list(range(101, 111))
 
 
-@pytest.mark.parametrize("name", LEARNED_BY_ALL)
+def test_every_seed_finds_the_goal_of_the_grid_and_most_by_the_shortest_way() -> None:
+    scores = [result["score"] for result in committed("ppo-minigrid")]
+    assert statistics.mean(scores) >= TASKS["ppo-minigrid"].threshold, scores
+    assert min(scores) >= ONE_TURN_MORE, scores
+
+
+@pytest.mark.parametrize("name", [name for name in LEARNED_BY_ALL if name not in NIGHTLY])
 def test_nine_of_ten_seeds_learned(name: str) -> None:
     scores = [result["score"] for result in committed(name)]
     assert sum(score >= TASKS[name].threshold for score in scores) >= 9, scores
