@@ -26,6 +26,8 @@ _give_way, _now = os.sched_yield, time.monotonic_ns
 # turns loses one after the other. So this many waits do not ask again.
 TURN, CROWDED = 1_000_000, 100  # nanoseconds, waits
 
+LONG = 100_000  # nanoseconds. After a wait that lasted so long the next one blocks at once: looking would be in vain
+
 
 class Awaited(Protocol):
     """What a role can wait for: an end of a channel, a version, the other ranks of a group."""
@@ -85,6 +87,7 @@ class Context:
         self.overseer: Overseer | None = None  # for the driver: its crew
         self._spins = range(spins)
         self._crowded = 0  # how many more waits block at once
+        self._waited = 0  # nanoseconds that the last wait took
         self._page = (self.index + 1) * b.WORDS
 
     @property
@@ -132,7 +135,8 @@ class Context:
         began = looked = _now()
         ready = ends[0].ready if len(ends) == 1 else lambda: any(end.ready() for end in ends)
         try:
-            for _ in self._spins if not self._crowded else ():  # for about as long as it takes to wake an idle core
+            # For about as long as it takes to wake an idle core.
+            for _ in self._spins if not self._crowded and self._waited < LONG else ():
                 _give_way()  # a spinner that does not yield falls to a fifth where roles outnumber cores
                 before, looked = looked, _now()
                 if looked - before > TURN:
@@ -145,7 +149,7 @@ class Context:
                 self._crowded = max(0, self._crowded - 1)
             self._block(ends, began, timeout)
         finally:
-            waited = _now() - began
+            self._waited = waited = _now() - began
             self.board.words[self._page + ends[0].word] += waited
             for end in ends:
                 end.charge(waited)
