@@ -604,9 +604,8 @@ def test_CR_14_a_full_disk_leaves_older_ones_and_nothing_half_written(tmp_path: 
     assert same(load(checkpoints.save(2, state)), state)
 
 
-@pytest.mark.parametrize(
-    "steps", [("mkdir", "fsync", "rename", "rmdir"), pytest.param(STEPS, marks=pytest.mark.slow)], ids=["some", "all"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [("mkdir", "fsync", "rename", "rmdir"), STEPS], ids=["some", "all"])
 def test_CR_06_killed_at_each_step_the_old_or_the_new_one_is_there(steps: tuple[str, ...], tmp_path: Path) -> None:
     for outcomes in driven("killed.py", tmp_path / "runs", *steps):
         assert len(outcomes) >= 10

@@ -277,6 +277,7 @@ sys.stdout.buffer.write(cloudpickle.dumps((repr(env), seen, values)))
 """
 
 
+@pytest.mark.slow
 def test_what_only_one_process_knows_reaches_another(registered: str) -> None:
     """What is registered here goes there; what the main script there registers and defines comes back."""
     env = Gymnasium(registered)

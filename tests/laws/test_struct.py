@@ -1095,6 +1095,7 @@ for item in (Sent, sent, sent.at(T=1), sent.replace(x=None).flatten("T", "B")):
 """
 
 
+@pytest.mark.slow
 def test_a_class_of_main_goes_by_value_to_another_process() -> None:
     """The script pickles its own classes; here, in another process, nobody has heard of them."""
     path = os.pathsep.join([str(Path(headrace.struct.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
