@@ -227,7 +227,8 @@ class _TreeSlot:
         self._views = [field.view(memory) for field in layout.tensors]
         self._addresses = [base + field.offset for field in layout.tensors]
         self._item = optree.tree_unflatten(layout.spec, self._views) if layout.attributes else None
-        self._flat = torch.frombuffer(memory, dtype=torch.uint8) if layout.nbytes else torch.empty(0)
+        empty = torch.empty(0, dtype=torch.uint8)
+        self._flat = torch.frombuffer(memory, dtype=torch.uint8) if layout.nbytes else empty
         self._familiar: dict[int, _Familiar] = {}
         self._seen: dict[int, weakref.ref[Any]] = {}  # once; a writer that makes each item anew shall not pay for it
 
@@ -301,9 +302,7 @@ class _TreeSlot:
         return self._unflatten(self._views)
 
     def read_to(self, device: str | torch.device) -> Any:
-        count = self._layout.nbytes
-        held = torch.frombuffer(self._memory, dtype=torch.uint8) if count else torch.empty(0, dtype=torch.uint8)
-        flat = held.to(device, copy=True)
+        flat = self._flat.to(device, copy=True)
         return self._unflatten(
             [
                 flat[field.offset : field.offset + field.nbytes].view(field.dtype).view(field.shape)
