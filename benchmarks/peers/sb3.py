@@ -22,6 +22,9 @@ def main(
 ) -> None:  # fmt: skip
     torch.set_num_threads(int(threads))
     if images := "NoFrameskip" in env:
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
         stepped = VecFrameStack(make_atari_env(env, num_envs, seed=seed), 4)
     else:
         stepped = make_vec_env(env, num_envs, seed=seed)  # one process: its fastest for cheap environments
