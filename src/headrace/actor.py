@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeAlias
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from headrace.channel import Beat, Note, Weights
 from headrace.data import Decision, Rollout
 from headrace.envs.base import CheckedVectorEnv, Env, VectorEnv
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, Stalled
 from headrace.method import Method
 from headrace.struct import NAMESPACE, Tree
 
@@ -224,12 +225,18 @@ class Actor:
             sums = np.add.reduceat(values.T.ravel(), first)
             told[row[done], column[done]] = sums[done]
             running[:] = np.where(done, 0, sums)[at_end]
+        for held, running in ((rollout.running_return, self._returns), (rollout.running_length, self._lengths)):
+            if held is not None:
+                held.numpy()[:] = running
 
 
-def evaluate(method: Method, net: nn.Module, env: Env, episodes: int, seed: int = 0) -> np.ndarray[Any, Any]:
+def evaluate(
+    method: Method, net: nn.Module, env: Env, episodes: int, seed: int = 0, max_steps: int | None = None
+) -> np.ndarray[Any, Any]:
     """The raw returns of so many fresh episodes, one in each of as many environments, acting greedily.
 
     The network and the environments of training are left alone: these have seeds of their own.
+    max_steps: of an episode; Stalled is raised where one is longer. None: as long as they like.
     """
     stepped = env.make(range(episodes))
     try:
@@ -237,7 +244,14 @@ def evaluate(method: Method, net: nn.Module, env: Env, episodes: int, seed: int 
         returns, running = np.zeros(episodes), np.ones(episodes, np.bool_)
         observation, device = stepped.reset(_word((seed, zlib.crc32(b"evaluation")))), _device_of(net)
         with torch.inference_mode():
-            while running.any():
+            for step in itertools.count():
+                if not running.any():
+                    return returns
+                if step == max_steps:
+                    raise Stalled(
+                        f"{running.sum()} of {episodes} episodes of the evaluation had not ended after {step:,} steps. "
+                        "Give the environment a time limit, or a higher max_steps."
+                    )
                 seen = _map(lambda leaf: torch.from_numpy(np.array(leaf)), observation)
                 decision = _decide(method, net, device, seen, memory, None)
                 memory = decision.memory
@@ -245,7 +259,6 @@ def evaluate(method: Method, net: nn.Module, env: Env, episodes: int, seed: int 
                 observation, reward, terminated, truncated = stepped.step(_numpy(action))
                 returns += reward * running
                 running &= ~(terminated | truncated)
-        return returns
     finally:
         stepped.close()
 

@@ -69,6 +69,7 @@ class Activity:
     items, bytes: moved (put, published or reduced; for a role, all that it put and published).
     busy: seconds spent working (for a role) or copying tensors (for the others). starved: seconds in which its reader
     waited for input. blocked: seconds in which its writer waited for room. For a role the three sum to its life.
+    held: items that lie in a channel now, capacity: how many can; 0 for the others.
     """
 
     name: str
@@ -78,6 +79,8 @@ class Activity:
     busy: float
     starved: float
     blocked: float
+    held: int = 0
+    capacity: int = 0
 
 
 class Interval(NamedTuple):

@@ -73,6 +73,10 @@ class Rollout(Struct):
     """The sum of an episode's raw rewards in the row where it ended, 0 in all other rows."""
     episode_length: Tensor = axes("T B", torch.int32)
     """Environment steps of the episode that ended in this row, 0 in all other rows."""
+    running_return: Tensor | None = axes("B", torch.float32, default=None)
+    """The sum of raw rewards so far of the episode that runs on after the last row."""
+    running_length: Tensor | None = axes("B", torch.int32, default=None)
+    """Environment steps of that episode so far; 0 where the last row ended one."""
 
 
 class Decision(Struct):

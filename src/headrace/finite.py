@@ -35,8 +35,10 @@ def not_finite(struct: Struct) -> tuple[str, list[int], float] | None:
 
 def check_rollout(rollout: Rollout) -> None:
     """Raise NonFinite for a rollout that holds a number which is not finite, and say where it came from."""
-    # What an actor remembers comes from rows that were looked at before; unused lines of the table hold anything.
-    found = not_finite(rollout.replace(memory=None, discounted_return=None, final_observation=None))
+    # What an actor remembers, or sums up, comes from rows that are looked at; unused lines of the table hold anything.
+    found = not_finite(
+        rollout.replace(memory=None, discounted_return=None, final_observation=None, running_return=None)
+    )
     if found is None:
         return
     path, (row, column, *_), value = found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 import threading
 import zlib
@@ -157,6 +158,11 @@ class Learner:
         with self._settings():
             self._whole(lambda: self._apply(name, gradient))
             self._finish()
+
+    def digest(self) -> str:
+        """The SHA-256 of the weights: of all tensors in the network's `state_dict`, in its order."""
+        held = self.net.state_dict().values()
+        return hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in held)).hexdigest()
 
     def state(self) -> dict[str, Any]:
         """All that learning goes on from: network, optimizers, counters and generator, as copies."""
@@ -379,7 +385,9 @@ class Learner:
             replica.groups[name].flat.copy_(group.flat)
 
     def _report(self, metrics: dict[str, float], priorities: Tensor | None) -> Report:
+        running = self._heard.running()
         returns, lengths, lags = self._heard.tell()
+        rates = {name: float(optimizer.param_groups[0]["lr"]) for name, optimizer in self._optimizers.items()}
         return Report(
             version=self.version,
             env_steps=self.env_steps,
@@ -389,8 +397,11 @@ class Learner:
             dropped=dict(self.dropped),
             episode_returns=returns,
             episode_lengths=lengths,
+            running_return=running[0] if running else None,
+            running_length=running[1] if running else None,
             lags=lags,
             metrics=metrics,
+            learning_rates=rates,
             priorities=priorities,
         )
 

@@ -144,4 +144,6 @@ class Method(ABC):
             env_steps=columns(torch.int64),
             episode_return=rows(torch.float32),
             episode_length=rows(torch.int32),
+            running_return=columns(torch.float32),
+            running_length=columns(torch.int32),
         ).check()

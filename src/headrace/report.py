@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.channel import Crew
 
 __all__ = ["Lag", "Report"]
 
@@ -44,10 +47,18 @@ class Report:
     """Policy lag of every step in the batch, in updates."""
     metrics: Mapping[str, float]
     """Means over this update, by CleanRL's names ("losses/policy_loss")."""
+    learning_rates: Mapping[str, float] = field(default_factory=dict)
+    """Of each optimizer, in this update."""
+    running_return: float | None = None
+    """Mean raw return so far of the episodes that the batch leaves unfinished; None: there is none."""
+    running_length: float | None = None
+    """Mean number of environment steps of those so far."""
     priorities: Tensor | None = field(default=None, repr=False, compare=False)
     """Of replayed rows, in the order in which they were learned [N]."""
     state: Callable[[], dict[str, Any]] | None = field(default=None, repr=False, compare=False)
     """Given by the plan: returns what the plan holds."""
+    crew: Crew | None = field(default=None, repr=False, compare=False)
+    """The plan's, for its timeline and its members."""
 
     @property
     def updates(self) -> int:

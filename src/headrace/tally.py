@@ -26,6 +26,7 @@ class Heard:
         self._returns: list[np.ndarray[Any, Any]] = []
         self._lengths: list[np.ndarray[Any, Any]] = []
         self._lags: list[np.ndarray[Any, Any]] = []
+        self._running: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
 
     def add(self, rollout: Rollout, version: int) -> None:
         lengths = rollout.episode_length.numpy()
@@ -33,6 +34,15 @@ class Heard:
         self._returns.append(rollout.episode_return.numpy()[ended])
         self._lengths.append(lengths[ended])
         self._lags.append(version - rollout.version.numpy()[rollout.valid.numpy()])
+        if rollout.running_return is not None and rollout.running_length is not None:
+            self._running.append((rollout.running_return.numpy().copy(), rollout.running_length.numpy().copy()))
+
+    def running(self) -> tuple[float, float] | None:
+        """The mean return and length so far of the episodes that have begun and not ended; None if there is none."""
+        told, self._running = self._running, []
+        returns, lengths = (np.concatenate(columns) for columns in zip(*told, strict=True)) if told else ((), ())
+        begun = np.asarray(lengths) > 0
+        return (float(np.mean(returns[begun])), float(np.mean(lengths[begun]))) if begun.any() else None
 
     def tell(self) -> Iterator[np.ndarray[Any, Any]]:
         for held, dtype in ((self._returns, np.float32), (self._lengths, np.int32), (self._lags, np.int32)):

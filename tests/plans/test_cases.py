@@ -525,3 +525,41 @@ def test_PF_01_four_actors_make_four_batches_in_little_more_than_their_share_of_
     alone, together = seconds(1), seconds(4)
     print(f"one batch {alone:.3f} s, four of four actors {together:.3f} s: {together / alone:.2f} times")
     assert together < 3 * 2.5 * alone
+
+
+# Schedules ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [[100, 500, 1200], [*range(100, 1001, 100), 1200]])
+def test_CR_04_schedules_go_on_where_they_stood(parts: list[int]) -> None:
+    """However a run of 1,000 updates is cut, and however far beyond its end it goes."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Exploring(A2C):
+        epsilon: float = 1.0
+
+        def anneal(self, progress: float) -> Exploring:
+            epsilon = 1 - 0.95 * min(1.0, progress / 0.2)
+            return dataclasses.replace(super().anneal(progress), epsilon=epsilon)
+
+        def describe(self, batch: Any) -> dict[str, torch.Tensor]:
+            return {"charts/epsilon": torch.tensor(self.epsilon)}
+
+    env, method = Target(dimensions=1, length=10**6), Exploring(hidden=(2,), learning_rate=1e-3)
+    plan, state, reports = SyncBatches(num_envs=1, num_steps=2), None, []
+    for until in parts:
+        learner = Learner(method, env.spec, seed=1)
+        for report in plan.run(learner, env, Inline(), env_steps=2 * until, horizon=2_000, state=state):
+            reports.append(report)
+            if report.version == until:
+                state = report.snapshot()
+    rates = [report.learning_rates["net"] for report in reports]
+    assert len(rates) == 1200
+    np.testing.assert_allclose(rates, [1e-3 * max(0.0, 1 - k / 1000) for k in range(1200)], rtol=1e-6)
+    assert rates[500] == pytest.approx(5e-4)
+    assert set(rates[1000:]) == {0.0}
+    epsilons = [report.metrics["charts/epsilon"] for report in reports]
+    assert epsilons[100] == pytest.approx(0.525)
+    assert epsilons[300] == pytest.approx(0.05)
+    np.testing.assert_allclose(epsilons, [max(0.05, 1 - 0.95 * k / 200) for k in range(1200)], rtol=1e-6)

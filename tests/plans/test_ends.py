@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import A2C, PPO, ConfigError, Gymnasium, Inline, Learner, RoleFailed, SyncBatches, evaluate
+from headrace import A2C, PPO, ConfigError, Gymnasium, Inline, Learner, RoleFailed, SyncBatches, Stalled, evaluate
 from headrace.envs.toy import Identity, Target
 
 pytestmark = pytest.mark.timeout(60)
@@ -300,3 +300,17 @@ def test_a_plan_and_a_method_are_values() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         SyncBatches().actors = 3  # type: ignore[misc]
     assert next(begin(Identity(), Inline())).version == 1
+
+
+def test_an_evaluation_whose_episodes_do_not_end() -> None:
+    env = Target(dimensions=1, length=10)
+    learner = Learner(A2C(hidden=(4,)), env.spec)
+    assert len(evaluate(learner.method, learner.net, env, 3, max_steps=10)) == 3
+    with pytest.raises(Stalled, match="3 of 3 episodes of the evaluation had not ended after 9 steps"):
+        evaluate(learner.method, learner.net, env, 3, max_steps=9)
+
+
+def test_a_horizon_is_a_number_of_steps() -> None:
+    env = Identity()
+    with pytest.raises(ConfigError, match="horizon=-5"):
+        SyncBatches().run(Learner(A2C(), env.spec), env, Inline(), env_steps=100, horizon=-5)

@@ -37,6 +37,18 @@ def test_returns_and_lengths_are_those_of_the_episodes_that_ended(place: Any, tr
         assert rollout.episode_return[rollout.episode_length == 0].eq(0).all()
 
 
+def test_episodes_that_run_on_are_told_of_too(train: Any) -> None:
+    run = train(A2C(hidden=(4,)), Scripted(SCRIPT, [OTHER]), Inline(), updates=4, num_envs=2, actors=2, num_steps=5)
+    # After rows 4, 9, 14, 19 of the table above: (10, -½), (6 has ended, -½ of two steps), (1, 99½ has ended), …
+    told = [(report.running_return, report.running_length) for report in run.reports]
+    assert told == [((10 - 0.5) / 2, (1 + 5) / 2), (-0.5, 2), (1, 1), (-0.5, 4)]
+
+
+def test_before_an_episode_has_begun_nothing_is_told_of_it(train: Any) -> None:
+    run = train(A2C(hidden=(4,)), Scripted([((1, 2), "truncated")]), Inline(), updates=1, num_envs=1, num_steps=2)
+    assert (run.reports[0].running_return, run.reports[0].running_length) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("method", "gradient_steps", "ratio"),
     [

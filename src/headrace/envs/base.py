@@ -79,6 +79,11 @@ class Env(ABC):
     def make(self, indices: range) -> VectorEnv:
         """These of the run's environments. Who makes which changes nothing: each draws from its own seed."""
 
+    @property
+    def reward_threshold(self) -> float | None:
+        """The mean return from which on the task counts as solved; None: nobody has said."""
+        return None
+
 
 def environment_seed(seed: int, index: int) -> np.random.SeedSequence:
     """The seed of environment `index` of a run: a function of both alone. Raises ConfigError for a negative seed."""

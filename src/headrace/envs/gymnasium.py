@@ -132,6 +132,11 @@ class Gymnasium(Env):
         finally:
             env.close()
 
+    @property
+    def reward_threshold(self) -> float | None:
+        """That of the id's registration, where no wrapper may have changed the rewards."""
+        return self.source.reward_threshold if isinstance(self.source, EnvSpec) and not self.wrappers else None
+
     def make(self, indices: range) -> VectorEnv:
         arguments = self._cartpole()
         return _Loop(self, indices) if arguments is None else _CartPole(self.spec, indices, arguments)

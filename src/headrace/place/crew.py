@@ -374,4 +374,6 @@ def _difference(now: Activity, before: Activity) -> Activity:
         max(0.0, now.busy - before.busy),
         max(0.0, now.starved - before.starved),
         max(0.0, now.blocked - before.blocked),
+        now.held,
+        now.capacity,
     )

@@ -293,7 +293,15 @@ class RingChannel(Handle, Generic[T]):
         items = words[HEAD] - words[START]
         nbytes = words[BYTES] if self.layout.varies else items * self.layout.nbytes
         return Activity(
-            self.name, "channel", items, nbytes, words[BUSY] / 1e9, words[STARVED] / 1e9, words[BLOCKED] / 1e9
+            self.name,
+            "channel",
+            items,
+            nbytes,
+            words[BUSY] / 1e9,
+            words[STARVED] / 1e9,
+            words[BLOCKED] / 1e9,
+            held=words[HEAD] - words[TAKEN],
+            capacity=self.capacity,
         )
 
     def writer_index(self) -> int | None:

@@ -62,23 +62,33 @@ class SyncBatches:
         place: Placement,
         *,
         env_steps: int,
+        horizon: int | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> Iterator[Report]:
         """Learn until so many environment steps were learned from, and report every update.
 
-        state: a report's `snapshot()`, to go on from. The roles live as long as the iterator: close it, or use it up.
+        horizon: the environment steps at which schedules end, if not at the last one; a run in several parts gives the
+        same to each. state: a report's `snapshot()`, to go on from. The roles live as long as the iterator: close it, or use it up.
         """
         learner.method.check(self.num_steps, self.num_envs)
         if env.spec != learner.spec:
             raise ConfigError(f"the learner was built for {learner.spec}; this environment has {env.spec}.")
         if env_steps != env_steps:
             raise ConfigError(f"env_steps={env_steps}: give a number of environment steps.")
+        if horizon is not None and not horizon > 0:
+            raise ConfigError(f"horizon={horizon}: give a number of environment steps above 0.")
         if state is not None and not {"learner", "weights"} <= set(state):
             raise ConfigError(f"state has {sorted(state) or 'nothing'}; give what a report's snapshot() returned.")
-        return self._run(learner, env, place, env_steps, state)
+        return self._run(learner, env, place, env_steps, horizon or env_steps, state)
 
     def _run(
-        self, learner: Learner, env: Env, place: Placement, env_steps: int, state: Mapping[str, Any] | None
+        self,
+        learner: Learner,
+        env: Env,
+        place: Placement,
+        env_steps: int,
+        horizon: int,
+        state: Mapping[str, Any] | None,
     ) -> Iterator[Report]:
         history = ()
         if state is not None:
@@ -102,10 +112,10 @@ class SyncBatches:
             )
             try:
                 while learner.env_steps < env_steps:
-                    learner.anneal(learner.env_steps / env_steps)
+                    learner.anneal(learner.env_steps / horizon)
                     report = learner.update(learner.prepare(Rollout.cat(lanes.take_each())))
-                    weights.publish(learner.acting, learner.version, progress=learner.env_steps / env_steps)
-                    yield replace(report, state=partial(snapshot, learner.version))
+                    weights.publish(learner.acting, learner.version, progress=min(1.0, learner.env_steps / horizon))
+                    yield replace(report, state=partial(snapshot, learner.version), crew=crew)
             finally:
                 running = False
 
