@@ -473,3 +473,24 @@ def test_crews_start_quickly(ask: Any) -> None:
             ask(crew, lambda: 1, name="one")
         times.append(time.monotonic() - began)
     assert min(times) < 1.0, times
+
+
+def test_what_roles_print_goes_to_a_file_each(tmp_path: Path) -> None:
+    def talk() -> None:
+        print("rank", role().rank)
+        print("to the error output", file=sys.stderr)
+        os.write(1, b"from below Python\n")
+
+    with Processes(logs=str(tmp_path)).crew() as crew:
+        crew.start(talk, copies=2)
+        crew.join()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["talk-0.log", "talk-1.log"]
+    for rank in range(2):
+        said = (tmp_path / f"talk-{rank}.log").read_text().splitlines()
+        assert sorted(said) == ["from below Python", f"rank {rank}", "to the error output"]
+
+
+def test_a_folder_for_logs_that_is_not_there_stops_nobody(tmp_path: Path) -> None:
+    with Processes(logs=str(tmp_path / "nowhere")).crew() as crew:
+        crew.start(lambda: None)
+        crew.join()

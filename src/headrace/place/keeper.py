@@ -92,7 +92,7 @@ class Settings(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """What a keeper is told to start. payload: offset and length in the crew's memory."""
+    """What a keeper is told to start. payload: offset and length in the crew's memory. logs: folder, or empty."""
 
     crew: str
     name: str
@@ -105,6 +105,7 @@ class Orders(NamedTuple):
     seed: int
     stall_after: float
     payload: tuple[int, int]
+    logs: str
 
 
 def nursery(descriptor: int, driver: int) -> NoReturn:
@@ -266,6 +267,8 @@ def _role(keeper: int, memory: int, orders: Orders) -> None:
     context = Context(identity, orders.crew, board, crew_memory, SPINS)
 
     def body() -> None:
+        if orders.logs:
+            _write_into(f"{orders.logs}/{orders.name}-{orders.rank}.log")
         settings, data = pickle.loads(crew_memory.view(*orders.payload))
         settings.apply(orders.threads)
         # Environments that draw from global generators get streams of their own, the same in every run.
@@ -287,6 +290,13 @@ def _role(keeper: int, memory: int, orders: Orders) -> None:
             _leave(error.code)
         _leave(1)
     _leave(0)
+
+
+def _write_into(path: str) -> None:
+    """Let what this process prints go to the end of a file; where that cannot be opened, to where it went before."""
+    with suppress(OSError), open(path, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
 
 
 def _report(memory: SharedMemory, board: Board, index: int, error: BaseException) -> None:

@@ -45,12 +45,14 @@ class Processes:
     """Seconds after which a role that is stopped (SIGSTOP) counts as failed. A slow one never does."""
     poison: bool = False
     """Overwrite what a take has given back, so that a view kept too long is seen. For finding faults."""
+    logs: str | None = None
+    """Folder in which what a role prints goes to a file of its own, NAME-RANK.log. None: to where the driver's goes."""
 
     def crew(self, seed: int = 0) -> ProcessCrew:
         """A crew whose roles draw their seeds from this one."""
         if sys.platform != "linux":
             raise ConfigError(f"Processes() needs Linux; this is {sys.platform}. Use Threads() or Inline().")
-        return ProcessCrew(seed, self.poison, self.stall_after)
+        return ProcessCrew(seed, self.poison, self.stall_after, self.logs)
 
 
 class ProcessCrew(BaseCrew):
@@ -58,9 +60,9 @@ class ProcessCrew(BaseCrew):
 
     memory: SharedMemory
 
-    def __init__(self, seed: int, poison: bool, stall_after: float) -> None:
+    def __init__(self, seed: int, poison: bool, stall_after: float, logs: str | None) -> None:
         super().__init__(seed, poison)
-        self._stall_after = stall_after
+        self._stall_after, self._logs = stall_after, os.path.abspath(logs) if logs else ""
 
     def _enter(self) -> SharedMemory:
         nursery = _nursery()
@@ -97,6 +99,7 @@ class ProcessCrew(BaseCrew):
                 self.seed,
                 self._stall_after,
                 post.payload,
+                self._logs,
             )
             answer = self._ask(orders).decode()
             if answer.startswith(REFUSED):
