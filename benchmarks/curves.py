@@ -16,11 +16,12 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from benchmarks import peers, ppo
 from benchmarks.harness import ROOT
 from headrace import PPO, Gymnasium, Inline, Learner, SyncBatches
+from headrace.view.curves import interval, iqm
 
 SETTINGS: dict[str, Any] = {
     **{name: value for name, value in ppo.SETTINGS.items() if name != "seed"},
@@ -34,32 +35,11 @@ SETTINGS: dict[str, Any] = {
 EVERY = 10_000  # environment steps from one point of a curve to the next
 WINDOW = 20_000  # a point is the mean return of the episodes that ended in so many environment steps before it
 LAST = 50_000  # the score is the mean return of the episodes that ended in so many environment steps before the end
-RESAMPLES = 10_000
 FILE = ROOT / "benchmarks" / "learned" / "halfcheetah.json"
 PICTURE = ROOT / "docs" / "halfcheetah.svg"
 
 Run = Mapping[str, Any]
 """A system's training with one seed: system, seed, versions, and each episode's last environment step and return."""
-
-
-def iqm(values: ArrayLike) -> NDArray[np.float64]:
-    """The interquartile mean over the last axis: of the middle half of the values, [..., N] → [...].
-
-    A quarter of N values is cut from either end, and a part of a value where N/4 is no integer: of three values the
-    middle one counts whole, the others a quarter each.
-    """
-    values = np.asarray(values, np.float64)
-    count = values.shape[-1]
-    quarters = np.sort(np.repeat(values, 4, axis=-1), axis=-1)
-    return quarters[..., count : 3 * count].mean(-1)
-
-
-def interval(values: ArrayLike) -> NDArray[np.float64]:
-    """The 95 % percentile bootstrap interval of the interquartile mean over the last axis: [..., N] → [2, ...]."""
-    values = np.asarray(values, np.float64)
-    count = values.shape[-1]
-    drawn = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
-    return np.quantile(iqm(values[..., drawn]), (0.025, 0.975), axis=-1)
 
 
 def mean_return(run: Run, env_step: int, window: int) -> float:

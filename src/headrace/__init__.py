@@ -2,44 +2,55 @@
 
 A method learns, a plan says what moves and who waits, a placement says where it runs:
 
-    learner = Learner(PPO(), env.spec, seed=1)
-    for report in SyncBatches(actors=2).run(learner, env, Processes(), env_steps=100_000):
-        ...
+    run = Run(PPO(), Gymnasium("CartPole-v1"), SyncBatches(actors=2), Processes(), total_timesteps=100_000)
+    with run.reports() as reports:
+        for report in reports:
+            ...
+
+A name is loaded when it is first asked for: `import headrace` alone loads neither torch nor an environment's package.
 """
 
-from headrace.actor import Actor, evaluate
-from headrace.channel import role, wait
-from headrace.checkpoint import Checkpoint, Checkpoints
-from headrace.data import Decision, Gradient, Loss, Rollout
-from headrace.envs.atari import Atari
-from headrace.envs.base import Env, VectorEnv
-from headrace.envs.check import Checked, Finding, check_env
-from headrace.envs.envpool import EnvPool
-from headrace.envs.gymnasium import Gymnasium
-from headrace.envs.gymnasium_vector import GymnasiumVector
-from headrace.envs.registry import environment
-from headrace.errors import (
-    CheckpointError,
-    Closed,
-    ConfigError,
-    EnvironmentFault,
-    HeadraceError,
-    NonFinite,
-    RoleFailed,
-    ShapeError,
-    Stalled,
-)
-from headrace.learner import Learner
-from headrace.method import Method
-from headrace.methods.a2c import A2C
-from headrace.methods.ppo import PPO
-from headrace.place.inline import Inline
-from headrace.place.processes import Processes
-from headrace.place.threads import Threads
-from headrace.plans.sync_batches import SyncBatches
-from headrace.report import Report
-from headrace.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Spec
-from headrace.struct import Struct, Tree, axes
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.actor import Actor, evaluate
+    from headrace.channel import role, wait
+    from headrace.checkpoint import Checkpoint, Checkpoints
+    from headrace.data import Decision, Gradient, Loss, Rollout
+    from headrace.envs.atari import Atari
+    from headrace.envs.base import Env, VectorEnv
+    from headrace.envs.check import Checked, Finding, check_env
+    from headrace.envs.envpool import EnvPool
+    from headrace.envs.gymnasium import Gymnasium
+    from headrace.envs.gymnasium_vector import GymnasiumVector
+    from headrace.envs.registry import environment
+    from headrace.errors import (
+        CheckpointError,
+        Closed,
+        ConfigError,
+        EnvironmentFault,
+        HeadraceError,
+        NonFinite,
+        RoleFailed,
+        ShapeError,
+        Stalled,
+    )
+    from headrace.learner import Learner
+    from headrace.method import Method
+    from headrace.methods.a2c import A2C
+    from headrace.methods.ppo import PPO
+    from headrace.place.inline import Inline
+    from headrace.place.processes import Processes
+    from headrace.place.threads import Threads
+    from headrace.plans.sync_batches import SyncBatches
+    from headrace.policy import Policy, load
+    from headrace.report import Report
+    from headrace.run import Result, Run
+    from headrace.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Spec
+    from headrace.struct import Struct, Tree, axes
 
 __all__ = [
     "A2C",
@@ -70,10 +81,13 @@ __all__ = [
     "MultiBinary",
     "MultiDiscrete",
     "NonFinite",
+    "Policy",
     "Processes",
     "Report",
+    "Result",
     "RoleFailed",
     "Rollout",
+    "Run",
     "ShapeError",
     "Spec",
     "Stalled",
@@ -86,6 +100,53 @@ __all__ = [
     "check_env",
     "environment",
     "evaluate",
+    "load",
     "role",
     "wait",
 ]
+
+_HOMES = {
+    "actor": ("Actor", "evaluate"),
+    "channel": ("role", "wait"),
+    "checkpoint": ("Checkpoint", "Checkpoints"),
+    "data": ("Decision", "Gradient", "Loss", "Rollout"),
+    "envs.atari": ("Atari",),
+    "envs.base": ("Env", "VectorEnv"),
+    "envs.check": ("Checked", "Finding", "check_env"),
+    "envs.envpool": ("EnvPool",),
+    "envs.gymnasium": ("Gymnasium",),
+    "envs.gymnasium_vector": ("GymnasiumVector",),
+    "envs.registry": ("environment",),
+    "errors": (
+        *("CheckpointError", "Closed", "ConfigError", "EnvironmentFault", "HeadraceError", "NonFinite", "RoleFailed"),
+        *("ShapeError", "Stalled"),
+    ),
+    "learner": ("Learner",),
+    "method": ("Method",),
+    "methods.a2c": ("A2C",),
+    "methods.ppo": ("PPO",),
+    "place.inline": ("Inline",),
+    "place.processes": ("Processes",),
+    "place.threads": ("Threads",),
+    "plans.sync_batches": ("SyncBatches",),
+    "policy": ("Policy", "load"),
+    "report": ("Report",),
+    "run": ("Result", "Run"),
+    "spaces": ("Box", "Discrete", "MultiBinary", "MultiDiscrete", "Spec"),
+    "struct": ("Struct", "Tree", "axes"),
+}
+"""The modules that define the public names; the imports above say the same to a type checker."""
+
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value  # found without this function from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeAlias
@@ -244,9 +243,8 @@ def evaluate(
         returns, running = np.zeros(episodes), np.ones(episodes, np.bool_)
         observation, device = stepped.reset(_word((seed, zlib.crc32(b"evaluation")))), _device_of(net)
         with torch.inference_mode():
-            for step in itertools.count():
-                if not running.any():
-                    return returns
+            step = 0
+            while running.any():
                 if step == max_steps:
                     raise Stalled(
                         f"{running.sum()} of {episodes} episodes of the evaluation had not ended after {step:,} steps. "
@@ -259,6 +257,8 @@ def evaluate(
                 observation, reward, terminated, truncated = stepped.step(_numpy(action))
                 returns += reward * running
                 running &= ~(terminated | truncated)
+                step += 1
+        return returns
     finally:
         stepped.close()
 

@@ -96,20 +96,22 @@ def load(folder: _Folder, *, net: nn.Module | None = None, expect: Mapping[str, 
                 f"give a checkpoint of {wanted!r}."
             )
     state: dict[str, Any] = reader.decode("state")
-    if net is not None and (found := _differences(net.state_dict(), state["learner"]["net"])):
-        raise CheckpointError(
-            f"{folder / WEIGHTS} is of another network: {'; '.join(found)}. Build the network as it was when this was "
-            "saved, or give a checkpoint of this one."
-        )
+    if net is not None:
+        _check_weights(folder, net, state["learner"]["net"])
     return state
 
 
-def load_weights(folder: _Folder) -> dict[str, Any]:
-    """The network's `state_dict` alone; the file of all other tensors is not read. Raises CheckpointError."""
+def load_weights(folder: _Folder, *, net: nn.Module | None = None) -> dict[str, Any]:
+    """The network's `state_dict` alone; the file of all other tensors is not read.
+
+    net: a network whose names, shapes and dtypes they must have. Raises CheckpointError.
+    """
     try:
         weights: dict[str, Any] = _Reader(Path(folder)).decode("state", "learner", "net")
     except CheckpointError as error:
         raise CheckpointError(f"{error} {_advice(Path(folder))}") from error
+    if net is not None:
+        _check_weights(Path(folder), net, weights)
     return weights
 
 
@@ -290,6 +292,14 @@ class _Reader:
             with safe_open(self.folder / name, framework="pt") as file:
                 self._held[name] = {key: file.get_tensor(key).clone() for key in file.offset_keys()}
         return self._held[name]
+
+
+def _check_weights(folder: Path, net: nn.Module, weights: Mapping[str, Any]) -> None:
+    if found := _differences(net.state_dict(), weights):
+        raise CheckpointError(
+            f"{folder / WEIGHTS} is of another network: {'; '.join(found)}. Build the network as it was when this was "
+            "saved, or give a checkpoint of this one."
+        )
 
 
 def _size(path: Path) -> int:

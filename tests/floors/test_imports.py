@@ -25,7 +25,9 @@ LEVELS = {
     "presets": 8,
     "policy": 7,
     "record": 7,
-    "catalog": 7,
+    "configuration": 7,
+    "plan": 6,
+    "catalog": 2,
     "view": 6,
     "plans": 6,
     "checkpoint": 6,
@@ -68,6 +70,7 @@ COMMANDS = (
     "headrace.run",
     "headrace.presets",
     "headrace.policy",
+    "headrace.configuration",
     "headrace.__main__",
 )
 CONCRETE = ("headrace.methods", "headrace.plans", "headrace.place", "headrace.envs")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import A2C, PPO, ConfigError, Gymnasium, Inline, Learner, RoleFailed, SyncBatches, Stalled, evaluate
+from headrace import A2C, PPO, ConfigError, Gymnasium, Inline, Learner, RoleFailed, Stalled, SyncBatches, evaluate
 from headrace.envs.toy import Identity, Target
 
 pytestmark = pytest.mark.timeout(60)

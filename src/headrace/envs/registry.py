@@ -12,7 +12,7 @@ from headrace.envs.envpool import EnvPool
 from headrace.envs.gymnasium import Gymnasium
 from headrace.errors import ConfigError
 
-__all__ = ["environment"]
+__all__ = ["environment", "identify"]
 
 
 def environment(id: str, **kwargs: Any) -> Env:
@@ -35,3 +35,19 @@ def environment(id: str, **kwargs: Any) -> Env:
                 raise ConfigError(f"Atari({id!r}) has no {key!r}. Nearest: {', '.join(near)}.")
         return Atari(id, **kwargs)
     return Gymnasium(id, **kwargs)
+
+
+def identify(env: Env) -> tuple[str, dict[str, Any]] | None:
+    """The id and the arguments of which `environment` makes this again; None where it cannot."""
+    match env:
+        case Atari():
+            return f"ALE/{env.game}-v5", _fields(env, "game")
+        case EnvPool():
+            return f"envpool:{env.id}", {**_fields(env, "id", "kwargs"), **env.kwargs}
+        case Gymnasium(id=str(id)):
+            return id, {**_fields(env, "id", "kwargs", "source"), **env.kwargs}
+    return None
+
+
+def _fields(env: Any, *less: str) -> dict[str, Any]:
+    return {field.name: getattr(env, field.name) for field in dataclasses.fields(env) if field.name not in less}

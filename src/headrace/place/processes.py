@@ -208,7 +208,9 @@ class _Nursery:
         self._lock = threading.Lock()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Its command line names the module, so that a process list says what it is. It does not import our main module.
-        code = f"import sys; sys.path[:] = {sys.path!r}; from {headrace.place.keeper.__name__} import nursery; "
+        # All that a role may need is loaded once, before the forks: the star, since the package loads names when asked.
+        code = f"import sys; sys.path[:] = {sys.path!r}; from headrace import *; "
+        code += f"from {headrace.place.keeper.__name__} import nursery; "
         with theirs:
             self.process = subprocess.Popen(
                 [

@@ -68,7 +68,8 @@ class SyncBatches:
         """Learn until so many environment steps were learned from, and report every update.
 
         horizon: the environment steps at which schedules end, if not at the last one; a run in several parts gives the
-        same to each. state: a report's `snapshot()`, to go on from. The roles live as long as the iterator: close it, or use it up.
+        same to each. state: a report's `snapshot()`, to go on from. The roles live as long as the iterator: close it,
+        or use it up.
         """
         learner.method.check(self.num_steps, self.num_envs)
         if env.spec != learner.spec:

@@ -1,0 +1,1 @@
+"""The commands of the program, each a module with `main(argv) -> int`, loaded when it is called."""
