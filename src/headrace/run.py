@@ -347,8 +347,9 @@ def _closing(run: Run, held: RunFolder, summary: Mapping[str, Any], header: Head
     """What is printed last: what came of it, and what to do next."""
     steps, seconds = summary["env_steps"], summary["wall_seconds"]
     after = f"after {steps:,} steps in {seconds:.1f} s ({summary['steps_per_second']:,.0f} steps/s)"
+    name = held.called
     if summary["status"] == "interrupted":
-        return [f"interrupted {after}; saved", f"next  headrace resume {held.path}"]
+        return [f"interrupted {after}; saved", f"next  headrace resume {name}"]
     score = f"greedy mean of {FINAL_EPISODES} episodes {summary['final_return']:.1f}"
     if summary["solved"]:
         score = f"solved: {score} ≥ {header.threshold:g}"
@@ -357,5 +358,5 @@ def _closing(run: Run, held: RunFolder, summary: Mapping[str, Any], header: Head
     again = f"headrace train {header.method} {header.env}"
     return [
         f"{score} {after}",
-        f"next  headrace enjoy {held.path}   |   headrace plot {held.path}   |   {again} --seeds 5",
+        f"next  headrace enjoy {name}   |   headrace plot {name}   |   {again} --seeds 5",
     ]

@@ -57,6 +57,12 @@ class RunFolder:
         """Its last part, by which `find` knows it."""
         return self.path.name
 
+    @property
+    def called(self) -> str:
+        """What a person types to mean it: "latest" where that leads here, else its path."""
+        is_latest = (self.path.parent / LATEST).resolve() == self.path.resolve() and self.path.parent == Path("runs")
+        return LATEST if is_latest else str(self.path)
+
     @classmethod
     def new(cls, root: _Path, env: str, method: str, plan: str, seed: int) -> RunFolder:
         """Make a folder for a run that begins now, named after these, and let `latest` in root lead to it.
