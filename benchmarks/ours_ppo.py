@@ -15,7 +15,13 @@ from headrace import PPO, Actor, Env, Gymnasium, Inline, Learner, Processes, Syn
 from headrace.envs.atari import Atari
 
 # where, max_lag, the learner's threads
-PLACES = {"inline": (Inline, 0, 1), "lag1": (Processes, 1, 1), "threads2": (Inline, 0, 2), "roof": (Inline, 0, 1)}
+PLACES = {
+    "inline": (Inline, 0, 1),
+    "lag1": (Processes, 1, 1),
+    "lag1_threads2": (Processes, 1, 2),
+    "threads2": (Inline, 0, 2),
+    "roof": (Inline, 0, 1),
+}
 
 
 def main(

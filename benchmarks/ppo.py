@@ -39,7 +39,8 @@ def cases(
 def ratios(medians: Mapping[str, float]) -> dict[str, float]:
     """Each way of ours that was measured beside Stable-Baselines3 and beside the roof."""
     found = {}
-    for name, suffix in (("headrace", ""), ("headrace_lag1", "_lag1"), ("headrace_threads2", "_threads2")):
+    for suffix in ("", "_lag1", "_lag1_threads2", "_threads2"):
+        name = f"headrace{suffix}"
         if name in medians:
             if "sb3" in medians:
                 found[f"vs_sb3{suffix}"] = medians[name] / medians["sb3"]

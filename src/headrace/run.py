@@ -80,13 +80,15 @@ class Run:
     seed: int = 1
     devices: tuple[str, ...] = ("cpu",)
     """Where the learner computes."""
+    threads: int = 1
+    """Torch threads of the learner; another number gives other bits."""
     horizon: int | None = None
     """Environment steps after which schedules have ended; None: total_timesteps. A run that is made longer keeps it."""
     init_from: str | os.PathLike[str] | None = None
     """A run whose last weights this one begins with."""
 
     def __post_init__(self) -> None:
-        for name, least in (("total_timesteps", 1), ("seed", 0)):
+        for name, least in (("total_timesteps", 1), ("seed", 0), ("threads", 1)):
             given = getattr(self, name)
             if not isinstance(given, int) or isinstance(given, bool) or given < least:
                 raise ConfigError(f"{name}={given!r}: give an integer from {least} on.")
@@ -94,7 +96,7 @@ class Run:
     @cached_property
     def learner(self) -> Learner:
         """The learner of this run, made when it is first asked for. Raises CheckpointError for weights of another."""
-        learner = Learner(self.method, self.env.spec, self.devices, self.seed)
+        learner = Learner(self.method, self.env.spec, self.devices, self.seed, threads=self.threads)
         if self.init_from is not None:
             checkpoint = self._last(RunFolder.find(os.fspath(self.init_from)))
             learner.net.load_state_dict(load_weights(checkpoint.folder, net=learner.net))
@@ -201,6 +203,7 @@ class Run:
             horizon=self.horizon,
             seed=self.seed,
             device=",".join(self.devices),
+            threads=self.threads,
             init_from=None if self.init_from is None else os.fspath(self.init_from),
         )
         with self.reports():  # which starts nothing, and refuses what does not fit
@@ -221,7 +224,13 @@ class Run:
                 f"{held.path} was begun with other settings: {'; '.join(found)}. Go on with the same, or begin a new "
                 f"run with init_from={str(held.path)!r}."
             )
-        state = load(self._last(held).folder, net=self.learner.net)
+        last = self._last(held)
+        if last.step >= self.total_timesteps:
+            raise ConfigError(
+                f"{held.path} has finished: it has learned from {last.step:,} environment steps of "
+                f"{self.total_timesteps:,}. Give more total_timesteps (-n) to go on."
+            )
+        state = load(last.folder, net=self.learner.net)
         settings["init_from"] = held.config()["init_from"]
         held.write(settings, self.env.spec, command)
         return held, state

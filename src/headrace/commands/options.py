@@ -29,6 +29,8 @@ class Options:
     """A YAML file of settings, or the config.json of a run. Flags override it, and it overrides a preset."""
     device: str = "cpu"
     """Where the network learns: cpu, cuda or cuda:1; several with commas. auto is cpu."""
+    threads: int = 1
+    """Torch threads of the learner. More are faster for large networks; another number gives other bits."""
     eval_every: int | None = None
     """Environment steps between evaluations; 0: none. None: a tenth of the run."""
     eval_episodes: int = 10
@@ -50,7 +52,14 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, least in (
-            *(("total_timesteps", 1), ("seed", 0), ("seeds", 1), ("eval_every", 0), ("eval_episodes", 1)),
+            *(
+                ("total_timesteps", 1),
+                ("seed", 0),
+                ("seeds", 1),
+                ("threads", 1),
+                ("eval_every", 0),
+                ("eval_episodes", 1),
+            ),
             *(("checkpoint_every", 0), ("keep", 1), ("horizon", 1)),
         ):
             given = getattr(self, name)
