@@ -6,7 +6,7 @@ Two straight loops, one a role, joined by lanes. It runs every method, on every 
 """
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace import PPO, Actor, Gymnasium, Inline, Processes, Run, Threads, role
 
@@ -21,15 +21,17 @@ class FirstCome:
     """Steps of a rollout."""
 
     def run(self, learner, env, place, *, env_steps, horizon=None, state=None):
+        if state is not None:
+            learner.load_state(state["learner"])
         with place.crew(learner.seed) as crew:
-            weights = crew.weights(learner.acting)
+            weights = crew.weights(learner.acting, version=learner.version)
             lanes = crew.lanes(self.actors, like=learner.example(self.num_steps, self.num_envs))
             crew.start(collect, self, learner.method, learner.acting, env, weights, lanes, copies=self.actors)
             while learner.env_steps < env_steps:
                 learner.anneal(learner.env_steps / (horizon or env_steps))
                 report = learner.update(learner.prepare(lanes.take_any().item))
                 weights.publish(learner.acting, learner.version)
-                yield report
+                yield replace(report, state=lambda: {"learner": learner.state()}, crew=crew)
 
 
 def collect(plan, method, net, env, weights, lanes):

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from headrace.learner import Learner
     from headrace.method import Method
     from headrace.methods.a2c import A2C
+    from headrace.methods.appo import APPO
+    from headrace.methods.impala import IMPALA
     from headrace.methods.ppo import PPO
     from headrace.place.inline import Inline
     from headrace.place.processes import Processes
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "A2C",
+    "APPO",
+    "IMPALA",
     "PPO",
     "Actor",
     "Atari",
@@ -124,6 +128,8 @@ _HOMES = {
     "learner": ("Learner",),
     "method": ("Method",),
     "methods.a2c": ("A2C",),
+    "methods.appo": ("APPO",),
+    "methods.impala": ("IMPALA",),
     "methods.ppo": ("PPO",),
     "place.inline": ("Inline",),
     "place.processes": ("Processes",),

@@ -13,7 +13,12 @@ from headrace.settings import nearest
 
 __all__ = ["METHODS", "PLACES", "PLANS", "called", "find", "summary"]
 
-METHODS: Mapping[str, str] = {"a2c": "headrace.methods.a2c:A2C", "ppo": "headrace.methods.ppo:PPO"}
+METHODS: Mapping[str, str] = {
+    "a2c": "headrace.methods.a2c:A2C",
+    "appo": "headrace.methods.appo:APPO",
+    "impala": "headrace.methods.impala:IMPALA",
+    "ppo": "headrace.methods.ppo:PPO",
+}
 PLANS: Mapping[str, str] = {"sync-batches": "headrace.plans.sync_batches:SyncBatches"}
 PLACES: Mapping[str, str] = {
     "inline": "headrace.place.inline:Inline",

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
-from headrace.errors import ConfigError, HeadraceError, RoleFailed
+from headrace.errors import CheckpointError, ConfigError, HeadraceError, RoleFailed
 from headrace.settings import nearest
 
 __all__ = ["main"]
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _dispatch(words)
         sys.stdout.flush()
         return status
-    except ConfigError as error:
+    except (ConfigError, CheckpointError) as error:
         if wants_traceback:
             traceback.print_exc()
         else:
@@ -112,9 +112,9 @@ def _help() -> str:
 
 def _story(error: HeadraceError) -> str:
     """What failed and the traceback of what failed itself, not of the program around it."""
-    if isinstance(error, RoleFailed) and error.traceback:
-        own = error.traceback
-    else:
-        cause = error.__cause__ or error
-        own = "".join(traceback.format_exception(cause, chain=False))
-    return f"headrace: {error}\n\n{own.rstrip()}"
+    own = error.traceback if isinstance(error, RoleFailed) else ""
+    if not own and error.__cause__ is not None:
+        own = "".join(traceback.format_exception(error.__cause__, chain=False))
+    elif not own and not isinstance(error, RoleFailed):  # a role that was killed, or hangs, has none
+        own = "".join(traceback.format_exception(error, chain=False))
+    return f"headrace: {error}\n\n{own}".rstrip()

@@ -12,7 +12,7 @@ from headrace.struct import Struct
 
 __all__ = ["ADVICE", "check_rollout", "not_finite"]
 
-ADVICE = 'Learner(non_finite="skip") would leave out such updates and count them.'
+ADVICE = 'non_finite="skip" (--non-finite skip) would leave out such updates and count them.'
 
 
 def not_finite(struct: Struct) -> tuple[str, list[int], float] | None:

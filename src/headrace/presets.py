@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 
 from headrace.method import Method
 from headrace.methods.a2c import A2C
+from headrace.methods.appo import APPO
+from headrace.methods.impala import IMPALA
 from headrace.methods.ppo import PPO
 from headrace.plans.sync_batches import SyncBatches
 
@@ -61,6 +63,20 @@ PRESETS = (
         A2C(learning_rate=3e-3, gamma=0.98, gae_lambda=0.9),
         SyncBatches(num_envs=8, num_steps=8),
         total_timesteps=200_000,
+    ),
+    Preset(
+        "impala/CartPole-v1",
+        "CartPole-v1",
+        IMPALA(learning_rate=3e-3, gamma=0.98, gae_lambda=0.9, ent_coef=0.0, max_grad_norm=0.5),
+        SyncBatches(num_envs=8, num_steps=8, max_lag=1),
+        total_timesteps=300_000,
+    ),
+    Preset(
+        "appo/CartPole-v1",
+        "CartPole-v1",
+        APPO(learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, update_epochs=10, num_minibatches=2),
+        SyncBatches(num_envs=8, num_steps=64, max_lag=1),
+        total_timesteps=150_000,
     ),
     Preset(
         "ppo/Acrobot-v1",

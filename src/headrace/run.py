@@ -19,7 +19,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from headrace.channel import Placement
 from headrace.checkpoint import Checkpoint, load, load_weights
 from headrace.configuration import configuration, differences
 from headrace.envs.base import Env
-from headrace.errors import ConfigError
+from headrace.errors import CheckpointError, ConfigError
 from headrace.learner import Learner
 from headrace.method import Method
 from headrace.place.inline import Inline
@@ -82,6 +82,8 @@ class Run:
     """Where the learner computes."""
     threads: int = 1
     """Torch threads of the learner; another number gives other bits."""
+    non_finite: Literal["raise", "skip"] = "raise"
+    """What becomes of an update with an infinite number or a NaN: an error, or it is left out and counted."""
     horizon: int | None = None
     """Environment steps after which schedules have ended; None: total_timesteps. A run that is made longer keeps it."""
     init_from: str | os.PathLike[str] | None = None
@@ -96,7 +98,9 @@ class Run:
     @cached_property
     def learner(self) -> Learner:
         """The learner of this run, made when it is first asked for. Raises CheckpointError for weights of another."""
-        learner = Learner(self.method, self.env.spec, self.devices, self.seed, threads=self.threads)
+        learner = Learner(
+            self.method, self.env.spec, self.devices, self.seed, threads=self.threads, non_finite=self.non_finite
+        )
         if self.init_from is not None:
             checkpoint = self._last(RunFolder.find(os.fspath(self.init_from)))
             learner.net.load_state_dict(load_weights(checkpoint.folder, net=learner.net))
@@ -147,7 +151,7 @@ class Run:
         """
         if track:
             check_tracking()
-        held, state = self._begin(folder, resume, origins or {}, command)
+        held, state, skipped = self._begin(folder, resume, origins or {}, command)
         header = self._header(held, preset)
         shown = choose("off") if view is None else view
         record = Record(
@@ -162,6 +166,8 @@ class Run:
         with record, _Stopping() as stopping:
             watch = _Watch(self, record, eval_every, eval_episodes, checkpoint_every)
             try:
+                for passed in skipped:
+                    record.say(f"passed over: {passed}")
                 with self._logged(held).reports(state) as reports:
                     for report in reports:
                         record.report(report)
@@ -191,8 +197,11 @@ class Run:
         resume: bool,
         origins: Mapping[str, str],
         command: Sequence[str],
-    ) -> tuple[RunFolder, Mapping[str, Any] | None]:
-        """The run's folder, and what to go on from. Whatever cannot be built is found before a folder is made."""
+    ) -> tuple[RunFolder, Mapping[str, Any] | None, tuple[CheckpointError, ...]]:
+        """The run's folder, what to go on from, and what is wrong with newer checkpoints than that.
+
+        Whatever cannot be built is found before a folder is made.
+        """
         settings = configuration(
             self.method,
             self.env,
@@ -204,6 +213,7 @@ class Run:
             seed=self.seed,
             device=",".join(self.devices),
             threads=self.threads,
+            non_finite=self.non_finite,
             init_from=None if self.init_from is None else os.fspath(self.init_from),
         )
         with self.reports():  # which starts nothing, and refuses what does not fit
@@ -215,7 +225,7 @@ class Run:
             else:
                 held = RunFolder.at(folder)
             held.write(settings, self.env.spec, command)
-            return held, None
+            return held, None, ()
         if folder is None:
             raise ConfigError("resume=True: give the folder of the run to go on with.")
         held = RunFolder.find(os.fspath(folder))
@@ -233,7 +243,7 @@ class Run:
         state = load(last.folder, net=self.learner.net)
         settings["init_from"] = held.config()["init_from"]
         held.write(settings, self.env.spec, command)
-        return held, state
+        return held, state, last.skipped
 
     def _last(self, held: RunFolder) -> Checkpoint:
         last = held.checkpoints.latest()

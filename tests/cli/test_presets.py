@@ -18,6 +18,8 @@ LEARNED = Path(__file__).parents[2] / "benchmarks" / "learned"
 EXAMPLES = {
     "ppo/CartPole-v1": "CartPole-v1",
     "a2c/CartPole-v1": "CartPole-v1",
+    "impala/CartPole-v1": "CartPole-v1",
+    "appo/CartPole-v1": "CartPole-v1",
     "ppo/Acrobot-v1": "Acrobot-v1",
     "ppo/Pendulum-v1": "Pendulum-v1",
     "ppo/MiniGrid": "MiniGrid-Empty-5x5-v0",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import shlex
 import subprocess
 import sys
 import textwrap
@@ -12,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from headrace import Processes, Threads
+from headrace import Inline, Processes, Threads
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = {path.name[:2]: path for path in sorted((ROOT / "examples").glob("*.py"))}
-TOY, PPO, METHOD, ENVIRONMENT = (EXAMPLES[number] for number in ("01", "02", "03", "04"))
+TOY, PPO, METHOD, ENVIRONMENT, NETWORK, PLAN = (EXAMPLES[number] for number in ("01", "02", "03", "04", "05", "06"))
 PLACES = ("inline", "threads", "processes")
 
-# Pages whose programs are whole; docs/your-own-method.md shows pieces of an example instead.
+# Pages with programs; docs/your-own-method.md shows pieces of an example instead.
 PAGES = (
     "tour.md",
     "tour-learning.md",
@@ -28,8 +27,16 @@ PAGES = (
     "normalization.md",
     "check-env.md",
     "methods/a2c.md",
+    "methods/appo.md",
+    "methods/impala.md",
     "methods/ppo.md",
+    "training.md",
+    "using-a-policy.md",
+    "run-folder.md",
+    "checkpoints.md",
 )
+CONTINUED = ("tour.md", "using-a-policy.md")
+"""Pages on which what follows the first program is pieces of programs that are not shown."""
 
 
 def run(*command: str) -> str:
@@ -76,36 +83,6 @@ def test_ppo_prints_the_same_hash_on_every_placement(
 
 
 @pytest.mark.slow
-def test_the_readme_shows_commands_that_run() -> None:
-    """Its make targets exist (CI calls them); its other commands are run here, by this interpreter."""
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    hashes, toys = [], 0
-    for line in "".join(blocks("README.md", "sh")).splitlines():
-        words = shlex.split(line, comments=True)
-        if not words:
-            continue
-        if words[0] == "make":
-            assert words[1] in targets
-            continue
-        assert words[0] == ".venv/bin/python", line
-        output = run(sys.executable, *words[1:])
-        if words[1].endswith(PPO.name):
-            hashes.append(after("weights:", output))
-        else:
-            toys += abs(float(after("policy", output)) - 2.5) <= 0.1
-    assert len(hashes) == 3
-    assert len(set(hashes)) == 1
-    assert toys == 1
-
-
-@pytest.mark.slow
-def test_make_train_solves_cartpole_and_says_how_far_it_is() -> None:
-    output = run("make", "train")
-    assert numbers("greedy:", output)[0] >= 475, output
-    assert len(numbers("mean return", output)) >= 5
-
-
-@pytest.mark.slow
 def test_the_method_of_ones_own_learns(capsys: pytest.CaptureFixture[str]) -> None:
     """Playing at random brings 22."""
     runpy.run_path(str(METHOD))["main"](Threads, env_steps=20_000)
@@ -117,6 +94,20 @@ def test_the_environment_of_ones_own_is_solved(capsys: pytest.CaptureFixture[str
     """The motor on or off at random brings -0.4; the best that can be had is about 0.65."""
     runpy.run_path(str(ENVIRONMENT))["main"](Processes, env_steps=20_000)
     assert numbers("greedy:", capsys.readouterr().out)[0] >= 0.5
+
+
+@pytest.mark.slow
+def test_the_network_of_ones_own_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Playing at random brings 22."""
+    runpy.run_path(str(NETWORK))["main"](Inline, env_steps=10_500)
+    assert max(numbers("mean return", capsys.readouterr().out)) >= 60
+
+
+@pytest.mark.slow
+def test_the_plan_of_ones_own_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Playing at random brings 22."""
+    runpy.run_path(str(PLAN))["main"](Processes, env_steps=10_500)
+    assert max(numbers("mean return", capsys.readouterr().out)) >= 60
 
 
 def test_the_first_program_of_the_readme_runs_as_a_script(tmp_path: Path) -> None:
@@ -132,10 +123,12 @@ def test_the_toy_of_the_readme_runs(tmp_path: Path) -> None:
     runpy.run_path(str(script))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
-def test_the_programs_of_a_page_run(page: str, tmp_path: Path) -> None:
+def test_the_programs_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where runs go
     found = blocks(f"docs/{page}", "python")
-    programs = found[:1] if page == "tour.md" else found  # the tour's second piece continues an imagined program
+    programs = found[:1] if page in CONTINUED else found
     assert programs
     for number, program in enumerate(programs):
         script = tmp_path / f"{number}.py"

@@ -333,9 +333,9 @@ def test_a_damaged_checkpoint_is_never_passed_over_in_silence(new_run: NewRun) -
 
 def test_weights_of_another_network_are_refused(new_run: NewRun) -> None:
     folder, _ = new_run(PPO(hidden=(16,)), VECTOR)
-    with pytest.raises(CheckpointError, match=r"is of another network than PPO\(.*policy\.hidden\.0\.weight"):
+    with pytest.raises(CheckpointError, match=r"is of another network.*policy\.hidden\.0\.weight"):
         load(folder, method=PPO(hidden=(32,)))
-    with pytest.raises(CheckpointError, match=r"is of another network than PPO\(.*gru\.cell\.weight_ih"):
+    with pytest.raises(CheckpointError, match=r"is of another network.*gru\.cell\.weight_ih"):
         load(folder, method=PPO(hidden=(16,), memory="gru"))
     other, _ = new_run(PPO(hidden=(16,)), Spec(VECTOR.observation, Discrete(5)))
     shutil.copy(other / "spec.json", folder / "spec.json")

@@ -237,6 +237,23 @@ def test_a_run_that_has_finished_is_not_gone_on_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:
+    after(small(), 8, lambda: signal.raise_signal(signal.SIGTERM)).train(tmp_path / "run", checkpoint_every=32)
+    *_, before, newest = sorted((tmp_path / "run" / "checkpoints").glob("step_*"))
+    with open(newest / "state.safetensors", "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"?")
+    run = small()
+    result = run.train(tmp_path / "run", resume=True)
+    assert result.status == "finished"
+    log = (tmp_path / "run" / "logs" / "run.log").read_text()
+    assert f"passed over: {newest}" in log
+    rows = [row["global_step"] for row in RunFolder(tmp_path / "run").metrics() if "charts/episodes_finished" in row]
+    assert rows == sorted(set(rows))
+    assert int(before.name.removeprefix("step_")) in rows
+
+
+@pytest.mark.slow
 def test_a_run_is_made_longer_and_says_that_its_schedules_have_ended(tmp_path: Path) -> None:
     small().train(tmp_path / "run")
     result = small(total_timesteps=600, horizon=300).train(tmp_path / "run", resume=True)

@@ -31,6 +31,8 @@ class Options:
     """Where the network learns: cpu, cuda or cuda:1; several with commas. auto is cpu."""
     threads: int = 1
     """Torch threads of the learner. More are faster for large networks; another number gives other bits."""
+    non_finite: Literal["raise", "skip"] = "raise"
+    """What becomes of an update with an infinite number or a NaN: an error, or it is left out and counted."""
     eval_every: int | None = None
     """Environment steps between evaluations; 0: none. None: a tenth of the run."""
     eval_episodes: int = 10

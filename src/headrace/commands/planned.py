@@ -100,7 +100,10 @@ def plan_of(argv: Sequence[str]) -> Planned:
         for extra in group.given.keys() - group.settings.keys():
             origins[f"{name}.{extra}"] = group.origins[extra]
     run = {kind: found[kind] for kind in KINDS}
-    run |= {name: getattr(options, name) for name in ("total_timesteps", "seed", "threads", "horizon", "init_from")}
+    run |= {
+        name: getattr(options, name)
+        for name in ("total_timesteps", "seed", "threads", "non_finite", "horizon", "init_from")
+    }
     run["devices"] = devices
     lines = [_precedence(chosen, preset, origins), *lines, *_room(found["plan"], chosen["place"])]
     return Planned(run, options, preset, origins, lines)

@@ -58,7 +58,8 @@ class Failure:
         post = self.post
         life = f" (incarnation {self.incarnation})" if self.incarnation else ""
         error = RoleFailed(
-            f"{post}{life} {self.what}" + (f". Last heard: {self.heard}" if self.heard else ""),
+            f"{post}{life} {self.what}"
+            + (f"{'' if self.what.endswith('.') else '.'} Last heard: {self.heard}" if self.heard else ""),
             role=post.name,
             rank=post.rank,
             incarnation=self.incarnation,

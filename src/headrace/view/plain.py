@@ -64,7 +64,7 @@ class Plain:
 
 def summary(moment: Moment) -> str:
     """How a run stands, in one line."""
-    share = moment.env_steps / max(1, moment.total_timesteps)
+    share = min(1.0, moment.env_steps / max(1, moment.total_timesteps))
     evaluation = moment.evaluation
     parts = [
         f"{moment.seconds:6.1f} s",
