@@ -108,6 +108,7 @@ class Actor:
         beat = None if self._apart else self._watched
         actions: list[Tree] = []
         log_probs: list[Tensor] = []
+        logits: list[Tensor] = []  # of a method that gives these instead
         resets = self._ended
         with torch.inference_mode():
             memory = self._memory
@@ -132,6 +133,8 @@ class Actor:
                 actions.append(decision.action)
                 if decision.log_prob is not None:
                     log_probs.append(decision.log_prob)
+                elif decision.logits is not None:
+                    logits.append(decision.logits)
                 ended = terminated[step] | truncated[step]
                 if self._limit is not None:
                     self._keep_final(step, truncated[step] & ~terminated[step])
@@ -142,7 +145,10 @@ class Actor:
             for held, *column in zip(_leaves(rollout.action), *map(_leaves, actions), strict=True):
                 torch.stack(column, out=held)
             if rollout.log_prob is not None:
-                torch.stack(log_probs, out=rollout.log_prob)
+                if log_probs:
+                    torch.stack(log_probs, out=rollout.log_prob)
+                else:
+                    rollout.log_prob.copy_(self._log_prob(torch.stack(logits), rollout.action))
         if self._watched is not None:
             self._watched.idle()
         self._memory = memory
@@ -156,6 +162,12 @@ class Actor:
 
     def _act(self, observation: Tree, memory: Tree | None, noise: Tree) -> Decision:
         return _decide(self._now, self.net, self._device, observation, memory, noise)
+
+    def _log_prob(self, logits: Tensor, action: Tree) -> Tensor:
+        """Of all steps [T, B] at once: what that takes a step costs more than all of them together."""
+        if self._device is not None:
+            logits, action = (_map(lambda leaf: leaf.to(self._device), tree) for tree in (logits, action))
+        return self._now.log_prob(self.net, logits, action)
 
     def _forget(self, memory: Tree, where: np.ndarray[Any, Any]) -> Tree:
         """The memory, fresh in these environments."""
@@ -264,18 +276,20 @@ def evaluate(
 
 
 def _decide(
-    method: Method, net: nn.Module, device: torch.device, observation: Tree, memory: Tree | None, noise: Tree
+    method: Method, net: nn.Module, device: torch.device | None, observation: Tree, memory: Tree | None, noise: Tree
 ) -> Decision:
     """The method's choice on the network's device, for and from the host; the memory stays on the device."""
-    if device.type == "cpu":
+    if device is None:
         return method.act(net, observation, memory, noise)
     observation, noise = (_map(lambda leaf: leaf.to(device), tree) for tree in (observation, noise))
     decision = method.act(net, observation, memory, noise)
     return decision.to("cpu").replace(memory=decision.memory)
 
 
-def _device_of(net: nn.Module) -> torch.device:
-    return next(iter(net.parameters()), torch.empty(0)).device
+def _device_of(net: nn.Module) -> torch.device | None:
+    """Where the network is, if that is not the host."""
+    device = next(iter(net.parameters()), torch.empty(0)).device
+    return None if device.type == "cpu" else device
 
 
 def _word(entropy: Sequence[int]) -> int:

@@ -85,7 +85,9 @@ class Decision(Struct):
     action: Tree = axes("B ...")
     """In the policy's own units: what `log_prob` is the probability of, and what a loss is computed from."""
     log_prob: Tensor | None = axes("B", torch.float32, default=None)
-    """In nats; absent from a method that has no use for it."""
+    """In nats; absent from a method that has no use for it, or that gives logits."""
+    logits: Tensor | None = axes("B ...", torch.float32, default=None)
+    """What the action was drawn from, in place of log_prob: `Method.log_prob` is asked once for a whole rollout."""
     environment_action: Tree | None = axes("B ...", default=None)
     """What the environment is given, in its units, where that is not the action itself."""
     memory: Tree | None = axes("B ...", default=None)

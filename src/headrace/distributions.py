@@ -38,6 +38,11 @@ _LARGEST_INTEGER: Final = 2**24  # up to which float32 has all of them
 _SURE: Final = 1e9  # a logit beyond any that a network gives, and still finite: 0 · ∞ would be NaN
 
 
+def by_numpy(x: Tensor) -> bool:
+    """Whether NumPy computes with x, because it begins sooner: float32 on the CPU, and no gradient is asked for."""
+    return x.is_cpu and x.dtype is torch.float32 and not (torch.is_grad_enabled() or x.requires_grad)
+
+
 class Distribution(nn.Module, ABC):
     """A family of distributions; `size` numbers from the network pick one for each observation."""
 
@@ -50,8 +55,17 @@ class Distribution(nn.Module, ABC):
         """What `sample` needs for actions of these leading axes [..., size], float32 on the CPU."""
 
     @abstractmethod
+    def draw(self, logits: Tensor, noise: Tensor | None) -> Tree:
+        """The action that this noise picks; without noise, the mode."""
+
+    @abstractmethod
+    def log_prob(self, logits: Tensor, action: Tree) -> Tensor:
+        """The log-probability of an action, in nats, of the leading axes."""
+
     def sample(self, logits: Tensor, noise: Tensor | None) -> tuple[Tree, Tensor]:
-        """The action that this noise picks and its log-probability in nats; without noise, the mode."""
+        """The action that this noise picks and its log-probability; see `draw`."""
+        action = self.draw(logits, noise)
+        return action, self.log_prob(logits, action)
 
     @abstractmethod
     def evaluate(self, logits: Tensor, action: Tree) -> tuple[Tensor, Tensor]:
@@ -81,10 +95,14 @@ class Categorical(Distribution):
         """Gumbel noise: the largest of logits + noise is distributed as their softmax."""
         return torch.empty(*leading, self.size).exponential_(generator=rng).log_().neg_()
 
-    def sample(self, logits: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        action = (logits if noise is None else logits + noise).argmax(-1, keepdim=True)
-        log_prob = logits.log_softmax(-1).gather(-1, action)
-        return action.squeeze(-1), log_prob.squeeze(-1)
+    def draw(self, logits: Tensor, noise: Tensor | None) -> Tensor:
+        if by_numpy(logits):
+            array = logits.numpy() if noise is None else logits.numpy() + noise.numpy()
+            return torch.from_numpy(np.asarray(array.argmax(-1)))  # of a single row argmax makes no array
+        return (logits if noise is None else logits + noise).argmax(-1)
+
+    def log_prob(self, logits: Tensor, action: Tensor) -> Tensor:
+        return logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def evaluate(self, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         log_prob, entropy = _CategoricalTerms.apply(logits, action)  # type: ignore[no-untyped-call]
@@ -113,14 +131,14 @@ class MultiCategorical(Distribution):
     def noise(self, *leading: int, rng: torch.Generator) -> Tensor:
         return torch.empty(*leading, self.size).exponential_(generator=rng).log_().neg_()
 
-    def sample(self, logits: Tensor, noise: Tensor | None) -> tuple[Tree, Tensor]:
+    def draw(self, logits: Tensor, noise: Tensor | None) -> Tensor:
         noises = [None] * len(self.sizes) if noise is None else self._split(noise)
-        drawn = [
-            part.sample(*pair)  # type: ignore[operator]
-            for part, *pair in zip(self.parts, self._split(logits), noises, strict=True)
-        ]
-        actions, log_probs = zip(*drawn, strict=True)
-        return torch.stack(actions, -1), torch.stack(log_probs, -1).sum(-1)
+        parts = zip(self.parts, self._split(logits), noises, strict=True)
+        return torch.stack([part.draw(*pair) for part, *pair in parts], -1)  # type: ignore[operator]
+
+    def log_prob(self, logits: Tensor, action: Tensor) -> Tensor:
+        parts = zip(self.parts, self._split(logits), action.unbind(-1), strict=True)
+        return torch.stack([part.log_prob(*pair) for part, *pair in parts], -1).sum(-1)  # type: ignore[operator]
 
     def evaluate(self, logits: Tensor, action: Tree) -> tuple[Tensor, Tensor]:
         terms = [
@@ -151,14 +169,16 @@ class Bernoulli(Distribution):
         uniform = torch.rand(*leading, self.size, generator=rng)
         return uniform.clamp_(1e-7, 1 - 1e-7).logit_()
 
-    def sample(self, logits: Tensor, noise: Tensor | None) -> tuple[Tree, Tensor]:
-        ones = (logits if noise is None else logits + noise) > 0
-        return ones.to(torch.int8), self._log_prob(logits, ones)
+    def draw(self, logits: Tensor, noise: Tensor | None) -> Tensor:
+        return ((logits if noise is None else logits + noise) > 0).to(torch.int8)
+
+    def log_prob(self, logits: Tensor, action: Tensor) -> Tensor:
+        return -nn.functional.softplus(torch.where(action > 0, -logits, logits)).sum(-1)
 
     def evaluate(self, logits: Tensor, action: Tree) -> tuple[Tensor, Tensor]:
         p = logits.sigmoid()
         entropy = nn.functional.softplus(logits) - p * logits
-        return self._log_prob(logits, action > 0), entropy.sum(-1)
+        return self.log_prob(logits, action), entropy.sum(-1)
 
     def environment_action(self, action: Tree) -> Tree | None:
         return action.reshape(*action.shape[:-1], *self.shape) if len(self.shape) > 1 else None
@@ -166,9 +186,6 @@ class Bernoulli(Distribution):
     def masked(self, logits: Tensor, mask: Tensor) -> Tensor:
         off, on = mask.reshape(*mask.shape[:-1], self.size, 2).bool().unbind(-1)
         return logits.masked_fill(off & ~on, -_SURE).masked_fill(on & ~off, _SURE)
-
-    def _log_prob(self, logits: Tensor, ones: Tensor) -> Tensor:
-        return -nn.functional.softplus(torch.where(ones, -logits, logits)).sum(-1)
 
 
 class TreeDistribution(Distribution):
@@ -191,11 +208,13 @@ class TreeDistribution(Distribution):
     def noise(self, *leading: int, rng: torch.Generator) -> Tensor:
         return torch.cat([part.noise(*leading, rng=rng) for (part,) in self._zipped()], -1)
 
-    def sample(self, logits: Tensor, noise: Tensor | None) -> tuple[Tree, Tensor]:
+    def draw(self, logits: Tensor, noise: Tensor | None) -> Tree:
         noises = [None] * len(self.sizes) if noise is None else self._split(noise)
-        drawn = [part.sample(*pair) for part, *pair in self._zipped(self._split(logits), noises)]
-        actions, log_probs = zip(*drawn, strict=True)
-        return self.structure.unflatten(actions), torch.stack(log_probs, -1).sum(-1)
+        return self.structure.unflatten(part.draw(*pair) for part, *pair in self._zipped(self._split(logits), noises))
+
+    def log_prob(self, logits: Tensor, action: Tree) -> Tensor:
+        parts = self._zipped(self._split(logits), self.structure.flatten_up_to(action))
+        return torch.stack([part.log_prob(*pair) for part, *pair in parts], -1).sum(-1)
 
     def evaluate(self, logits: Tensor, action: Tree) -> tuple[Tensor, Tensor]:
         actions = self.structure.flatten_up_to(action)
@@ -275,6 +294,7 @@ class _Scaled(Distribution):
         self.register_buffer("half_range", torch.where(bounded, half_range, 1.0), persistent=False)
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
+        self._box = [bound.numpy() for bound in (self.middle, self.half_range, low, high)]  # where by_numpy
         self.log_std = nn.Parameter(torch.zeros(self.size))
 
     middle: Tensor
@@ -283,12 +303,27 @@ class _Scaled(Distribution):
     def noise(self, *leading: int, rng: torch.Generator) -> Tensor:
         return torch.randn(*leading, self.size, generator=rng)
 
+    def draw(self, logits: Tensor, noise: Tensor | None) -> Tensor:
+        """Before the tanh, where there is one."""
+        if noise is None:
+            return logits
+        if by_numpy(logits):
+            return torch.from_numpy(logits.numpy() + np.exp(self.log_std.detach().numpy()) * noise.numpy())
+        return logits + self.log_std.exp() * noise
+
     def _log_density(self, mean: Tensor, action: Tensor) -> Tensor:
         """Of the normal distribution, summed over the d dimensions."""
         distance = (action - mean) * (-self.log_std).exp()
         return -(0.5 * distance.square() + self.log_std + _HALF_LOG_TAU).sum(-1)
 
     def _in_box(self, action: Tensor) -> Tensor:
+        if by_numpy(action):
+            middle, half_range, low, high = self._box
+            array = middle + half_range * action.numpy()
+            if not self.dtype.is_floating_point:
+                array = array.round()
+            array = np.minimum(np.maximum(array.astype(low.dtype, copy=False), low), high)
+            return torch.from_numpy(array.reshape(*array.shape[:-1], *self.shape)).to(self.dtype)
         scaled = self.middle + self.half_range * action
         if not self.dtype.is_floating_point:
             scaled = scaled.round()
@@ -304,9 +339,8 @@ class Normal(_Scaled):
     chosen, before the clip.
     """
 
-    def sample(self, logits: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        action = logits if noise is None else logits + self.log_std.exp() * noise
-        return action, self._log_density(logits, action)
+    def log_prob(self, logits: Tensor, action: Tensor) -> Tensor:
+        return self._log_density(logits, action)
 
     def evaluate(self, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         entropy = (self.log_std + (0.5 + _HALF_LOG_TAU)).sum()
@@ -335,15 +369,13 @@ class SquashedNormal(_Scaled):
     nodes: Tensor
     weights: Tensor
 
-    def sample(self, logits: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        action = logits if noise is None else logits + self.log_std.exp() * noise
-        return action, self._log_density(logits, action) - _log_slope(action).sum(-1)
+    def log_prob(self, logits: Tensor, action: Tensor) -> Tensor:
+        return self._log_density(logits, action) - _log_slope(action).sum(-1)
 
     def evaluate(self, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        log_prob = self._log_density(logits, action) - _log_slope(action).sum(-1)
         spread = logits.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * self.nodes
         slope = (_log_slope(spread) * self.weights).sum((-1, -2))
-        return log_prob, (self.log_std + (0.5 + _HALF_LOG_TAU)).sum() + slope
+        return self.log_prob(logits, action), (self.log_std + (0.5 + _HALF_LOG_TAU)).sum() + slope
 
     def environment_action(self, action: Tensor) -> Tensor | None:
         return self._in_box(action.tanh())

@@ -43,6 +43,10 @@ class Method(ABC):
     def act(self, net: nn.Module, observation: Tree, memory: Tree | None, noise: Tree) -> Decision:
         """Choose for B observations [B, ...]. noise None: the mode of the policy, for evaluation."""
 
+    def log_prob(self, net: nn.Module, logits: Tensor, action: Tree) -> Tensor:
+        """Of the actions [T, B, ...] that `act` chose with these logits [T, B, ...], in nats; where it gives logits."""
+        raise NotImplementedError(f"{type(self).__name__}.act gives logits: write log_prob, or give log_prob there.")
+
     def prepare(self, net: nn.Module, rollout: Rollout) -> Struct:
         """What an update learns from, with targets, from what the actors sent. Runs without gradients."""
         return rollout
@@ -128,7 +132,7 @@ class Method(ABC):
                 decision.action,
                 namespace=NAMESPACE,
             ),
-            log_prob=None if decision.log_prob is None else rows(torch.float32),
+            log_prob=None if decision.log_prob is None and decision.logits is None else rows(torch.float32),
             reward=rows(torch.float32),
             terminated=rows(torch.bool),
             truncated=rows(torch.bool),

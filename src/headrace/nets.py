@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, NamedTuple, TypeAlias, TypeGuard, cast
 
 import numpy as np
 import optree
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from headrace.data import Mean
-from headrace.distributions import distribution_over
+from headrace.distributions import by_numpy, distribution_over
 from headrace.errors import ConfigError
 from headrace.normalizers import ObservationNormalizer, RewardNormalizer
 from headrace.spaces import MASK, Box, Discrete, MultiDiscrete, Space, Spaces, Spec, leaves
@@ -26,10 +26,16 @@ from headrace.struct import NAMESPACE, Tree
 
 __all__ = ["CNN", "GRU", "MLP", "ActorCritic", "Encoder", "is_image"]
 
+Array: TypeAlias = np.ndarray[Any, Any]
+
 SIDE = 36
 """Pixels that a picture has on either side at least: fewer leave nothing for the last convolution."""
 CHUNK = 128
 """Images that are looked at together where no gradient is asked for: what they come to then stays in the cache."""
+SMALL = 2**18
+"""Multiplications of a layer up to which NumPy computes it, where its OpenBLAS takes one thread on any machine."""
+FEW = 32
+"""Rows that count at least: a layer of one row is a matrix times a vector, for which OpenBLAS takes threads earlier."""
 
 
 def tanh_(x: Tensor) -> Tensor:
@@ -42,15 +48,20 @@ def tanh_(x: Tensor) -> Tensor:
 
 
 class Activation(NamedTuple):
-    """What follows a layer: in place, and what a gradient by its output y becomes."""
+    """What follows a layer: in place, the same of an array (y, out), and what a gradient by its output y becomes."""
 
     apply_: Callable[[Tensor], Tensor]
+    array: Callable[[Array, Array], object]
     backward: Callable[[Tensor, Tensor], Tensor]
 
 
 ACTIVATIONS = {
-    "tanh": Activation(tanh_, torch.ops.aten.tanh_backward.default),
-    "relu": Activation(torch.relu_, lambda gradient, y: torch.ops.aten.threshold_backward.default(gradient, y, 0)),
+    "tanh": Activation(tanh_, np.tanh, torch.ops.aten.tanh_backward.default),
+    "relu": Activation(
+        torch.relu_,
+        lambda y, out: np.maximum(y, 0, out=out),
+        lambda gradient, y: torch.ops.aten.threshold_backward.default(gradient, y, 0),
+    ),
 }
 
 
@@ -94,6 +105,24 @@ def _layers(x: Tensor, activation: Activation, activated: int, parameters: Seque
         yield x
 
 
+class _Arrays:
+    """NumPy's views of weights, transposed, and biases: what is copied into the parameters is seen in them."""
+
+    def __init__(self) -> None:
+        self._held: tuple[list[int], list[tuple[Array, Array]]] = [], []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Arrays, ()  # a copy of the module has memory of its own
+
+    def of(self, parameters: Sequence[Tensor]) -> list[tuple[Array, Array]]:
+        """The pair of each layer; made anew where a parameter lies elsewhere than before."""
+        addresses = [parameter.data_ptr() for parameter in parameters]
+        if addresses != self._held[0]:
+            arrays = [parameter.detach().numpy().T for parameter in parameters]
+            self._held = addresses, list(zip(arrays[::2], arrays[1::2], strict=True))
+        return self._held[1]
+
+
 def linear(inputs: int, outputs: int, gain: float, rng: torch.Generator) -> nn.Linear:
     """A layer with orthogonal weights of this gain and biases of 0 (Saxe et al. 2014, arXiv:1312.6120)."""
     layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
@@ -135,6 +164,9 @@ class MLP(nn.Module):
         self.hidden = nn.ModuleList(linear(a, b, math.sqrt(2), rng) for a, b in pairwise(sizes))
         self.out = None if out is None else linear(sizes[-1], out, gain, rng)
         self.outputs = sizes[-1] if out is None else out
+        layers = [*self.hidden] if self.out is None else [*self.hidden, self.out]
+        self._largest = max((layer.weight.numel() for layer in layers), default=0)  # weights of a layer
+        self._arrays = _Arrays()
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] → [..., outputs]. Differentiable once."""
@@ -149,16 +181,31 @@ class MLP(nn.Module):
         if not parameters:
             return x
         rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-        activation = ACTIVATIONS[self.activation]
-        if torch.is_grad_enabled():
-            y: Tensor = _Layers.apply(rows, activation, activated, *parameters)  # type: ignore[no-untyped-call]
+        y: Tensor
+        small = activated and max(rows.shape[0], FEW) * self._largest <= SMALL
+        if small and by_numpy(rows) and parameters[0].dtype is rows.dtype:
+            y = self._by_numpy(rows, activated, parameters)
+        elif torch.is_grad_enabled():
+            y = _Layers.apply(rows, ACTIVATIONS[self.activation], activated, *parameters)  # type: ignore[no-untyped-call]
         else:
             y = rows
             for layer in range(0, len(parameters), 2):
                 y = F.linear(y, parameters[layer], parameters[layer + 1])
                 if layer < 2 * activated:
-                    y = activation.apply_(y)
+                    y = ACTIVATIONS[self.activation].apply_(y)
         return y if x.ndim == 2 else y.view(*x.shape[:-1], self.outputs)
+
+    def _by_numpy(self, rows: Tensor, activated: int, parameters: Sequence[Tensor]) -> Tensor:
+        """The same without a gradient in NumPy: it begins sooner, and leaves more of the cache to the environments."""
+        activation = ACTIVATIONS[self.activation].array
+        y = rows.numpy()
+        for weight, bias in self._arrays.of(parameters):
+            y = np.dot(y, weight)
+            y += bias
+            if activated:
+                activation(y, y)
+                activated -= 1
+        return torch.from_numpy(y)
 
 
 def is_image(space: Space) -> TypeGuard[Box]:
@@ -260,7 +307,6 @@ class Encoder(nn.Module):
             self.normalizer = ObservationNormalizer(normalized, self.dtype)
         # Most observations are vectors already: nothing to do, but perhaps for their dtype.
         self.direct = isinstance(spaces, Box) and len(spaces.shape) == 1 and not normalize
-        self.plain = self.direct and spaces.dtype == torch.float32
 
     def forward(self, observation: Tree) -> Tensor:
         """[..., *shape] → [..., outputs]."""
@@ -373,7 +419,7 @@ class ActorCritic(nn.Module):
         if memory not in (None, "gru"):
             raise ConfigError(f'memory={memory!r}: choose "gru" or None.')
         self.encoder = Encoder(spec.observation, rng, normalize=normalize_observation)
-        self.plain = self.encoder.plain
+        self.direct = self.encoder.direct
         self.reward_normalizer = RewardNormalizer() if normalize_reward else None
         if hidden is None:
             hidden = () if self.encoder.images else (64, 64)
@@ -405,7 +451,8 @@ class ActorCritic(nn.Module):
     def features(self, observation: Tree, memory: Tensor | None = None, first: Tensor | None = None) -> Tensor:
         """What both towers begin from. With a memory, observation is [T, B, ...], memory [B, size] and first [T, B]."""
         if self.gru is None:
-            return self.above(observation if self.plain else self.encoder(observation))
+            # Past the encoder where that would only do this: calling a module costs more.
+            return self.above(cast(Tensor, observation).float() if self.direct else self.encoder(observation))
         assert memory is not None
         assert first is not None
         return self.above(self.memories(observation, memory, first))

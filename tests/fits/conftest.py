@@ -96,6 +96,10 @@ def random_rollout(learner: Learner, num_steps: int, num_envs: int, seed: int = 
         for step, drawn in enumerate(steps):
             decisions.append(method.act(net, observation[step], memory, drawn))
             memory = decisions[-1].memory
+        log_probs = [
+            method.log_prob(net, decision.logits, decision.action) if decision.log_prob is None else decision.log_prob
+            for decision in decisions
+        ]
     ended = torch.rand(num_steps, num_envs, generator=rng) < 0.15
     for step in range(1, num_steps):
         ended[step] &= ~ended[step - 1]  # that row only resets
@@ -106,7 +110,7 @@ def random_rollout(learner: Learner, num_steps: int, num_envs: int, seed: int = 
     return rollout.replace(
         observation=observation,
         action=torch.stack([decision.action for decision in decisions]),
-        log_prob=torch.stack([decision.log_prob for decision in decisions]) + stale,
+        log_prob=torch.stack(log_probs) + stale,
         reward=torch.randn(num_steps, num_envs, generator=rng) * valid,
         terminated=terminated,
         truncated=ended & ~terminated,

@@ -252,5 +252,5 @@ def test_where_a_mask_forbids_everything_it_is_void() -> None:
     learner = Learner(A2C(), env.spec, seed=1)
     observation = {"seen": torch.zeros(2, 3), MASK: torch.zeros(2, 3, dtype=torch.int8)}
     decision = learner.method.act(learner.net, observation, None, torch.zeros(2, 3))
-    assert decision.log_prob is not None
-    assert (decision.log_prob.detach() > -2).all()
+    assert decision.logits is not None
+    assert (learner.method.log_prob(learner.net, decision.logits, decision.action).detach() > -2).all()

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import importlib
 import inspect
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -34,6 +35,7 @@ from headrace.envs.guard import (
     seed_of,
     shown,
 )
+from headrace.envs.names import UNUSABLE
 from headrace.errors import Closed, ConfigError, EnvironmentFault
 from headrace.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Spaces, Spec
 from headrace.struct import NAMESPACE, Tree
@@ -368,22 +370,25 @@ class _Loop(CheckedVectorEnv):
                     terminated[row] = ended[row] = True
                 if trunc is not False and flag(trunc, "truncated"):
                     truncated[row] = ended[row] = True
-            self._look()
+            looked_at = self._look()
         except (EnvironmentFault, Closed):
             raise
         except Unfit as error:
             raise where.unfit(row if error.row is None else error.row, error) from error.__cause__
         except Exception as error:
             raise where.fault(row, f"step() raised {_raised(error)}") from error
-        with np.errstate(over="ignore"):
-            return guard.tree, reward.astype(np.float32), terminated, truncated
+        return guard.tree, looked_at, terminated, truncated
 
-    def _look(self) -> None:
-        """Look at the numbers of all environments together."""
+    def _look(self) -> Array:
+        """Look at the numbers of all environments together. Returns the rewards in float32."""
         self._guard.look(self._guard.held)
-        if self._strict and not np.abs(self._reward).max() <= LARGEST:
-            row = int(np.argmin(np.abs(self._reward) <= LARGEST))
+        with np.errstate(all="ignore"):
+            reward = self._reward.astype(np.float32)
+            total = np.add.reduce(reward)  # tells for almost all: it is finite only if every reward is
+        if self._strict and not math.isfinite(total) and not np.isfinite(reward).all():
+            row = int(np.argmin(np.isfinite(reward)))
             raise Unfit(f"gave as reward {self._reward[row]}: expected a finite float32.", row)
+        return reward
 
     def _close(self) -> None:
         failed: tuple[int, Exception] | None = None
@@ -477,12 +482,14 @@ def _registered(name: str, who: str) -> EnvSpec:
     try:
         spec = gymnasium.spec(name)
     except gymnasium.error.Error as error:
-        near = difflib.get_close_matches(name, gymnasium.registry, n=3)
+        usable = [known for known in gymnasium.registry if not known.startswith(UNUSABLE)]
+        near = difflib.get_close_matches(name, usable, n=3)
         raise ConfigError(f"{who}: {error}{_perhaps(near)}") from error
     entry_point = spec.entry_point
     if isinstance(entry_point, str) and entry_point.startswith("__main__:"):
         entry_point = _attribute(_import("__main__", who), entry_point.removeprefix("__main__:")) or entry_point
-    return dataclasses.replace(spec, entry_point=entry_point, kwargs=dict(spec.kwargs))
+    # Whether an environment was reset before its first step is seen to here, once for all of a vector.
+    return dataclasses.replace(spec, entry_point=entry_point, kwargs=dict(spec.kwargs), order_enforce=False)
 
 
 def _import(module: str, who: str) -> object:

@@ -8,10 +8,10 @@ import re
 
 import gymnasium
 
-__all__ = ["names"]
+__all__ = ["UNUSABLE", "names"]
 
 
-_UNUSABLE = ("phys2d/", "tabular/", "GymV2")  # for JAX, and for packages of the past
+UNUSABLE = ("phys2d/", "tabular/", "GymV2")  # for JAX, and for packages of the past
 
 
 def names() -> list[str]:
@@ -26,7 +26,7 @@ def names() -> list[str]:
     for spec in gymnasium.registry.values():
         is_atari = str(spec.entry_point).startswith("ale_py")
         is_other_atari = is_atari and not re.fullmatch(r"ALE/.*-v5|\w+NoFrameskip-v4", spec.id)
-        if spec.id.startswith(_UNUSABLE) or is_other_atari:
+        if spec.id.startswith(UNUSABLE) or is_other_atari:
             continue
         base, found = f"{spec.namespace}/{spec.name}", (spec.version or 0, spec.id)
         newest[base] = max(newest.get(base, found), found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self, cast
 
+import numpy as np
 import optree
 import torch
 from torch import Tensor, nn
@@ -114,18 +115,24 @@ class ActorCriticMethod(Method):
 
     def act(self, net: nn.Module, observation: Tree, memory: Tree | None, noise: Tree) -> Decision:
         net = _cast(net)
-        if net.gru is None:
-            features = net.features(observation)
-        else:
-            memory = net.remember(observation, cast(Tensor, memory))
-            features = net.above(memory)
-        action, log_prob = net.distribution.sample(net.logits(features, observation), noise)
-        return Decision(
-            action=action,
-            log_prob=log_prob,
-            environment_action=net.distribution.environment_action(action),
-            memory=memory,
-        )
+        # NumPy shall be as silent as PyTorch about numbers that are not finite: they are found in what comes of them.
+        with np.errstate(all="ignore"):
+            if net.gru is None:
+                features = net.features(observation)
+            else:
+                memory = net.remember(observation, cast(Tensor, memory))
+                features = net.above(memory)
+            logits = net.logits(features, observation)
+            action = net.distribution.draw(logits, noise)
+            return Decision(
+                action=action,
+                logits=logits,
+                environment_action=net.distribution.environment_action(action),
+                memory=memory,
+            )
+
+    def log_prob(self, net: nn.Module, logits: Tensor, action: Tree) -> Tensor:
+        return _cast(net).distribution.log_prob(logits, action)
 
     def prepare(self, net: nn.Module, rollout: Rollout) -> Struct:
         net = _cast(net)
