@@ -153,7 +153,7 @@ def test_US_11_more_devices_than_there_are(refused: Refused, monkeypatch: pytest
         (["ppo", "CartPol-v1"], "Nearest: CartPole-v1"),
         (["ppo", "ALE/Pongg-v5"], "Nearest: Pong"),
         (["ppo", "no_such_module:Maze"], "module 'no_such_module' could not be imported"),
-        (["ppoo", "CartPole-v1"], "no method 'ppoo'. Nearest: ppo."),
+        (["ppoo", "CartPole-v1"], "no method 'ppoo'. Nearest: ppo"),
         (["ppo", "CartPole-v1", "--plan", "async"], "no plan 'async'. Nearest: sync-batches."),
         (["ppo", "CartPole-v1", "--place", "process"], "no place 'process'. Nearest: processes."),
         (["ppo", "CartPole-v1", "--place.stall-after", "3"], "Inline has no stall_after. Nearest: --place.poison."),
