@@ -19,7 +19,7 @@ from gymnasium.wrappers import FlattenObservation
 from minigrid.wrappers import ImgObsWrapper, OneHotPartialObsWrapper
 
 from benchmarks.tasks import LENGTH, HighestAllowed, Ladder, Scales, Sign, Thermostat, WithoutVelocities
-from headrace import A2C, APPO, IMPALA, PPO, Env, Gymnasium, Inline, Learner, Method, SyncBatches, evaluate
+from headrace import A2C, PPO, Env, Gymnasium, Inline, Learner, Method, SyncBatches, evaluate
 from headrace.envs.toy import Recall
 
 LEARNED = Path(__file__).parent / "learned"
@@ -60,20 +60,6 @@ TASKS: Mapping[str, Task] = {
         SyncBatches(num_envs=8, num_steps=8),
         env_steps=200_000,
         threshold=475,
-    ),
-    "impala-cartpole": Task(
-        IMPALA(learning_rate=3e-3, gamma=0.98, gae_lambda=0.9, ent_coef=0.0, max_grad_norm=0.5),
-        CARTPOLE,
-        SyncBatches(num_envs=8, num_steps=8, max_lag=1),
-        env_steps=300_000,
-        threshold=475,
-    ),
-    "appo-cartpole": Task(
-        APPO(learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, update_epochs=10, num_minibatches=2),
-        CARTPOLE,
-        SyncBatches(num_envs=8, num_steps=64, max_lag=1),
-        env_steps=150_000,
-        threshold=490,
     ),
     "a2c-recall-gru": Task(
         A2C(learning_rate=3e-3, ent_coef=0.01, memory="gru"), RECALL, RECALL_PLAN, env_steps=100_000, threshold=0.95

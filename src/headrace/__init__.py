@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from headrace.place.inline import Inline
     from headrace.place.processes import Processes
     from headrace.place.threads import Threads
+    from headrace.plans.async_batches import AsyncBatches
+    from headrace.plans.schedule import Schedule
     from headrace.plans.sync_batches import SyncBatches
     from headrace.policy import Policy, load
     from headrace.report import Report
@@ -60,6 +62,7 @@ __all__ = [
     "IMPALA",
     "PPO",
     "Actor",
+    "AsyncBatches",
     "Atari",
     "Box",
     "Checked",
@@ -92,6 +95,7 @@ __all__ = [
     "RoleFailed",
     "Rollout",
     "Run",
+    "Schedule",
     "ShapeError",
     "Spec",
     "Stalled",
@@ -134,6 +138,8 @@ _HOMES = {
     "place.inline": ("Inline",),
     "place.processes": ("Processes",),
     "place.threads": ("Threads",),
+    "plans.async_batches": ("AsyncBatches",),
+    "plans.schedule": ("Schedule",),
     "plans.sync_batches": ("SyncBatches",),
     "policy": ("Policy", "load"),
     "report": ("Report",),

@@ -98,9 +98,13 @@ class Actor:
         self._now = self.method.anneal(note.values.get("progress", 0.0))
         return note
 
-    def rollout(self, sequence: int = 0) -> Rollout:
-        """The next T steps of all environments, numbered `sequence`: views that the next call overwrites."""
-        rollout, method = self._rollout, self._now
+    def rollout(self, sequence: int = 0, stop: Callable[[int], bool] | None = None) -> Rollout:
+        """The next T steps of all environments, numbered `sequence`: views that the next call overwrites.
+
+        stop: asked after each step with how many there are; true ends the rollout there. The rows that it lacks are not
+        valid, and of version −1.
+        """
+        rollout, method, made = self._rollout, self._now, self.num_steps
         reward, terminated, truncated = (
             held.numpy() for held in (rollout.reward, rollout.terminated, rollout.truncated)
         )
@@ -142,6 +146,10 @@ class Actor:
                 if decision.memory is not None:  # forgotten where the next row begins an episode
                     memory = self._forget(decision.memory, resets)
                 resets = ended
+                if stop is not None and stop(step + 1):
+                    made = step + 1
+                    break
+            whole, rollout = rollout, rollout if made == self.num_steps else rollout.at(T=slice(0, made))
             for held, *column in zip(_leaves(rollout.action), *map(_leaves, actions), strict=True):
                 torch.stack(column, out=held)
             if rollout.log_prob is not None:
@@ -152,13 +160,27 @@ class Actor:
         if self._watched is not None:
             self._watched.idle()
         self._memory = memory
-        self._last = [held[-1].copy() for held in self._written]
-        self._account(terminated | truncated)
+        self._last = [held[made].copy() for held in self._written]
+        ended = (terminated | truncated)[:made]
+        self._account(rollout, ended)
         if rollout.discounted_return is not None:
-            self._discount_returns(rollout.discounted_return.numpy(), terminated | truncated)
+            self._discount_returns(rollout, ended)
         rollout.version.fill_(self.version)
         rollout.sequence.fill_(sequence)
-        return rollout
+        if made < self.num_steps:
+            self._pad(made)
+        return whole
+
+    def _pad(self, made: int) -> None:
+        """Fill the rows that a rollout of so many lacks: nothing in them counts, and all of it is finite."""
+        rest = self._rollout.at(T=slice(made, self.num_steps))
+        for held in self._written:
+            held[made + 1 :] = held[made]
+        rows = (rest.log_prob, rest.reward, rest.terminated, rest.truncated, rest.valid)
+        for leaf in (*_leaves(rest.action), *rows, rest.episode_return, rest.episode_length):
+            if leaf is not None:
+                leaf.zero_()
+        rest.version.fill_(-1)
 
     def _act(self, observation: Tree, memory: Tree | None, noise: Tree) -> Decision:
         return _decide(self._now, self.net, self._device, observation, memory, noise)
@@ -199,18 +221,19 @@ class Actor:
             for kept, leaf in zip(_leaves(self._rollout.final_observation), finals, strict=True):
                 kept.numpy()[free[0], column] = leaf[column]
 
-    def _discount_returns(self, before: np.ndarray[Any, Any], ended: np.ndarray[Any, Any]) -> None:
+    def _discount_returns(self, rollout: Rollout, ended: np.ndarray[Any, Any]) -> None:
         """Tell the running discounted returns before the first row, and go on to those after the last."""
         assert self._discount is not None
+        assert rollout.discounted_return is not None
+        before = rollout.discounted_return.numpy()
         # After a reward that was not finite, whose batch a learner may leave out, the sum begins anew.
         before[:] = running = np.nan_to_num(self._discounted, nan=0.0, posinf=0.0, neginf=0.0)
-        for reward, end in zip(self._rollout.reward.numpy(), ended, strict=True):
+        for reward, end in zip(rollout.reward.numpy(), ended, strict=True):
             running = np.where(end, 0.0, self._discount * running + reward)
         self._discounted = running
 
-    def _account(self, ended: np.ndarray[Any, Any]) -> None:
+    def _account(self, rollout: Rollout, ended: np.ndarray[Any, Any]) -> None:
         """Fill in what follows from where episodes ended [T, B]: valid rows, steps, returns and lengths."""
-        rollout = self._rollout
         valid = rollout.valid.numpy()
         if self._limit is None:
             np.logical_not(self._ended, out=valid[0])

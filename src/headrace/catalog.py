@@ -19,7 +19,10 @@ METHODS: Mapping[str, str] = {
     "impala": "headrace.methods.impala:IMPALA",
     "ppo": "headrace.methods.ppo:PPO",
 }
-PLANS: Mapping[str, str] = {"sync-batches": "headrace.plans.sync_batches:SyncBatches"}
+PLANS: Mapping[str, str] = {
+    "async-batches": "headrace.plans.async_batches:AsyncBatches",
+    "sync-batches": "headrace.plans.sync_batches:SyncBatches",
+}
 PLACES: Mapping[str, str] = {
     "inline": "headrace.place.inline:Inline",
     "threads": "headrace.place.threads:Threads",
@@ -27,7 +30,7 @@ PLACES: Mapping[str, str] = {
 }
 
 _KINDS = {"method": METHODS, "plan": PLANS, "place": PLACES}
-_SHORT = {"sync": "sync-batches"}
+_SHORT = {"async": "async-batches", "sync": "sync-batches"}
 _FUNCTIONS = {"method": "losses", "plan": "run", "place": "crew"}
 """What a class of each kind has to have."""
 

@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "eval": ("eval", "RUN", "play with what a run learned, and say the return"),
     "enjoy": ("enjoy", "RUN", "see it play"),
     "resume": ("resume", "RUN", "go on with a run that was stopped"),
+    "rerun": ("rerun", "RUN", "execute an asynchronous run again, bit for bit"),
     "plot": ("plot", "RUN...", "draw returns, also of several runs"),
     "list": ("listing", "[methods|plans|places|envs]", "what there is"),
     "doctor": ("doctor", "", "what is installed, and what this machine has"),

@@ -50,9 +50,10 @@ class Rollout(Struct):
     truncated: Tensor = axes("T B", torch.bool)
     """The episode was stopped after this step, though the task would have gone on."""
     valid: Tensor = axes("T B", torch.bool)
-    """Whether this is an environment step: false on the row after an end, which only resets."""
+    """Whether this is an environment step: false on the row after an end, which only resets, and on the rows that a
+    rollout lacks which was handed in early."""
     version: Tensor = axes("T B", torch.int32)
-    """Of the weights that chose the action."""
+    """Of the weights that chose the action; −1 on rows that it lacks."""
     memory: Tree | None = axes("B ...", default=None)
     """What a recurrent policy remembered before the first row."""
     final_observation: Tree | None = axes("F B ...", default=None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
@@ -35,6 +35,8 @@ from headrace.method import Method
 from headrace.place.inline import Inline
 from headrace.place.processes import Processes
 from headrace.plan import Plan
+from headrace.plans.async_batches import AsyncBatches
+from headrace.plans.schedule import Schedule
 from headrace.plans.sync_batches import SyncBatches
 from headrace.record.folder import RunFolder
 from headrace.record.record import Record
@@ -107,12 +109,24 @@ class Run:
         return learner
 
     @contextmanager
-    def reports(self, state: Mapping[str, Any] | None = None, until: int | None = None) -> Iterator[Iterator[Report]]:
+    def reports(
+        self,
+        state: Mapping[str, Any] | None = None,
+        until: int | None = None,
+        journal: Callable[[str], object] | None = None,
+        schedule: Schedule | None = None,
+    ) -> Iterator[Iterator[Report]]:
         """A report of every update, while the with-block lasts; no role outlives it.
 
         state: a report's `snapshot()`, to go on from. until: environment steps at which to stop, with schedules as they
-        are for the whole run.
+        are for the whole run. journal, schedule: of an asynchronous plan, as its `run` says; a synchronous one needs
+        none.
         """
+        extra: dict[str, Any] = {}
+        if isinstance(self.plan, AsyncBatches):
+            extra = {"journal": journal, "schedule": schedule}
+        elif schedule is not None:
+            raise ConfigError("only an asynchronous plan has a schedule; run a synchronous one again with its seed.")
         reports = self.plan.run(
             self.learner,
             self.env,
@@ -120,6 +134,7 @@ class Run:
             env_steps=self.total_timesteps if until is None else min(until, self.total_timesteps),
             horizon=self.horizon or self.total_timesteps,
             state=state,
+            **extra,
         )
         with closing(reports):  # type: ignore[type-var]
             yield reports
@@ -168,7 +183,7 @@ class Run:
             try:
                 for passed in skipped:
                     record.say(f"passed over: {passed}")
-                with self._logged(held).reports(state) as reports:
+                with self._logged(held).reports(state, journal=record.journal) as reports:
                     for report in reports:
                         record.report(report)
                         watch.after(report, stopping.asked)

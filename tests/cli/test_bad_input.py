@@ -154,7 +154,7 @@ def test_US_11_more_devices_than_there_are(refused: Refused, monkeypatch: pytest
         (["ppo", "ALE/Pongg-v5"], "Nearest: Pong"),
         (["ppo", "no_such_module:Maze"], "module 'no_such_module' could not be imported"),
         (["ppoo", "CartPole-v1"], "no method 'ppoo'. Nearest: ppo"),
-        (["ppo", "CartPole-v1", "--plan", "async"], "no plan 'async'. Nearest: sync-batches."),
+        (["ppo", "CartPole-v1", "--plan", "sync-batch"], "no plan 'sync-batch'. Nearest: sync-batches"),
         (["ppo", "CartPole-v1", "--place", "process"], "no place 'process'. Nearest: processes."),
         (["ppo", "CartPole-v1", "--place.stall-after", "3"], "Inline has no stall_after. Nearest: --place.poison."),
         (["ppo"], "no env was given. For example: headrace train ppo CartPole-v1."),

@@ -44,6 +44,7 @@ class RunFolder:
         self.metrics_path = self.path / "metrics.jsonl"
         self.timeline_path = self.path / "timeline.jsonl"
         self.roles_path = self.path / "roles.json"
+        self.schedule_path = self.path / "schedule.txt"
         self.result_path = self.path / "result.json"
         self.log_path = self.path / "logs" / "run.log"
         self.plot_path = self.path / "plots" / "return.png"

@@ -92,6 +92,7 @@ class Record:
         rows, moments = self._kept
         self._rows = Lines(folder.metrics_path, "metrics.jsonl", failures, rows)
         self._moments = Lines(folder.timeline_path, "timeline.jsonl", failures, moments)
+        self._schedule = Lines(folder.schedule_path, "schedule.txt", failures, keep=0)  # of this life
         with failures.counted("result.json"):
             folder.result_path.unlink(missing_ok=True)  # of an earlier life
         self._replace(folder.header_path, json_text(self.header.to_json(), indent=1) + "\n")
@@ -123,6 +124,10 @@ class Record:
         if now >= self._next_show:
             self._next_show = now + SHOW_EVERY
             self.view.show(self._moment(report, now), tuple(self.metrics.curve))
+
+    def journal(self, line: str) -> None:
+        """Take in a line of an asynchronous plan's schedule."""
+        self._schedule.write(line)
 
     def evaluated(
         self, env_steps: int, version: int, returns: np.ndarray[Any, Any] | None, error: str | None = None
@@ -218,7 +223,7 @@ class Record:
         }
         self._replace(self.folder.result_path, json_text(result, indent=1) + "\n")
         self._draw()
-        for lines in (self._rows, self._moments, self._log):
+        for lines in (self._rows, self._moments, self._schedule, self._log):
             lines.close()
         return result
 

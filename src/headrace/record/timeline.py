@@ -16,6 +16,7 @@ from headrace.view.moment import Machine, Queue, Stage
 __all__ = ["Timeline"]
 
 SAMPLES = 10  # looks over which the fill of a channel and the steady stages are averaged
+PROMISES = "starts"  # what an asynchronous plan tells its actors with; how full it is says nothing of who waits
 _RANKED = re.compile(r"(.+)\[(\d+)\]")
 
 
@@ -78,7 +79,7 @@ class Timeline:
                 life = activity.busy + activity.starved + activity.blocked
                 if life > 0:
                     stages.append(_stage(name, rank, activity, life, seconds))
-            elif activity.kind == "channel":
+            elif activity.kind == "channel" and _parts(activity.name)[0] != PROMISES:
                 fills = self._fills[activity.name]
                 fills.append(activity.held / activity.capacity)
                 fill = sum(fills) / len(fills)
