@@ -522,7 +522,7 @@ def test_CR_08_what_is_saved_on_a_device_loads_on_the_cpu(device: str, tmp_path:
             for net, where in ((learner.net, device), (other.net, "cpu"))
         )
     assert torch.equal(there.action.cpu(), here.action)
-    assert torch.allclose(there.log_prob.cpu(), here.log_prob, atol=1e-5)
+    assert torch.allclose(there.logits.cpu(), here.logits, atol=1e-5)
     assert device == "cuda" or not torch.cuda.is_initialized()
 
 
