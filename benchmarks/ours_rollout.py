@@ -77,6 +77,22 @@ def forward_pong(learner: Learner, count: int) -> Callable[[], None]:
     return turn
 
 
+def loop_pong(learner: Learner, count: int) -> Callable[[], None]:
+    """Both in one loop, as anybody would write it: the network chooses nothing, but reads what the step showed."""
+    env = Atari("Pong")
+    vector = env.make(range(count))
+    vector.reset(SEED)
+    actions = np.random.default_rng(SEED).integers(0, env.spec.action.n, (STEPS["pong"], count))
+
+    def turn() -> None:
+        with torch.inference_mode():
+            for action in actions:
+                observation = torch.from_numpy(vector.step(action)[0])
+                learner.net.logits(learner.net.features(observation))
+
+    return turn
+
+
 def seconds(turn: Callable[[], object]) -> float:
     began = time.perf_counter()
     turn()
@@ -91,13 +107,13 @@ def main(task: str) -> None:
     ]
     bare = {"cartpole": bare_cartpole, "halfcheetah": bare_halfcheetah, "pong": bare_pong}[task](count)
     learner = Learner(PPO(), env.spec, seed=SEED)
-    forward = forward_pong(learner, count) if task == "pong" else None
+    forward, loop = (forward_pong(learner, count), loop_pong(learner, count)) if task == "pong" else (None, None)
     with Actor(learner.method, learner.acting, env, range(count), steps, (SEED,)) as actor:
-        times: dict[str, list[float]] = {"actor": [], "bare": [], "forward": []}
+        times: dict[str, list[float]] = {"actor": [], "bare": [], "forward": [], "loop": []}
         for number in range(TURNS[task] + 2):
             found = {"actor": seconds(actor.rollout), "bare": seconds(bare)}
-            if forward is not None:
-                found["forward"] = seconds(forward)
+            if forward is not None and loop is not None:
+                found |= {"forward": seconds(forward), "loop": seconds(loop)}
             if number >= 2:  # warm
                 for name, value in found.items():
                     times[name].append(value)
@@ -109,6 +125,7 @@ def main(task: str) -> None:
     if forward is not None:
         parts = middle["bare"] + middle["forward"]
         report(f"parts_{task}", count * steps / parts, ours, forward_ms=round(1e3 * middle["forward"], 1), **settings)
+        report(f"loop_{task}", count * steps / middle["loop"], ours, **settings)
 
 
 if __name__ == "__main__":

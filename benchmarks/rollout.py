@@ -14,5 +14,8 @@ def ratios(medians: dict[str, float]) -> dict[str, float]:
     found = {
         f"vs_bare_{task}": medians[f"actor_{task}"] / medians[f"bare_{task}"] for task in ("cartpole", "halfcheetah")
     }
-    # Of Pong the network is the larger part: what the environments cost alone, and it alone.
-    return {**found, "vs_parts_pong": medians["actor_pong"] / medians["parts_pong"]}
+    # Of Pong the network is the larger part: what the environments cost alone, and it alone; and both in one loop,
+    # where each finds the caches full of the other's.
+    for beside in ("parts", "loop"):
+        found[f"vs_{beside}_pong"] = medians["actor_pong"] / medians[f"{beside}_pong"]
+    return found

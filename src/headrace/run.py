@@ -178,6 +178,8 @@ class Run:
             track=track,
             state=None if state is None else state.get("record"),
         )
+        # Whether the seed alone says what is learned; what an asynchronous run learned, its schedule says.
+        repeats = not resume and (not isinstance(self.plan, AsyncBatches) or isinstance(self.place, Inline))
         with record, _Stopping() as stopping:
             watch = _Watch(self, record, eval_every, eval_episodes, checkpoint_every)
             try:
@@ -193,7 +195,7 @@ class Run:
                 final = None if interrupted else watch.play(FINAL_EPISODES, self.seed)
             except BaseException as error:
                 status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-                record.finish(status, error=error, weights_sha256=self.learner.digest(), deterministic=not resume)
+                record.finish(status, error=error, weights_sha256=self.learner.digest(), deterministic=repeats)
                 raise
             solved = None if final is None or header.threshold is None else bool(final.mean() >= header.threshold)
             summary = record.finish(
@@ -201,7 +203,7 @@ class Run:
                 final_returns=final,
                 solved=solved,
                 weights_sha256=self.learner.digest(),
-                deterministic=not resume,
+                deterministic=repeats,
             )
             shown.end(_closing(self, held, summary, header))
         return Result(held.path, summary, stopping.signal if interrupted else None)
