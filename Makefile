@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 train: $(STAMP)  ## train PPO on CartPole-v1 until it is solved, acting and learning as two processes
-	$(BIN)/headrace train ppo CartPole-v1 --place processes --plan.max-lag 1
+	$(BIN)/headrace train ppo CartPole-v1 --place processes
 
 test: $(STAMP)  ## the fast tier
 	$(BIN)/python -m pytest -m "not slow and not nightly"

@@ -48,9 +48,9 @@ SMALL_PLAN = SyncBatches(num_envs=8, num_steps=64)
 
 TASKS: Mapping[str, Task] = {
     "ppo-cartpole": Task(
-        PPO(learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, update_epochs=10, num_minibatches=2),
+        PPO(learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, update_epochs=8, num_minibatches=4),
         CARTPOLE,
-        SyncBatches(num_envs=8, num_steps=64),
+        SyncBatches(num_envs=16, num_steps=64, max_lag=1),
         env_steps=100_000,
         threshold=490,
     ),

@@ -1,7 +1,7 @@
 """docs/panel.svg from a run: the panel as it stood at one of its moments, drawn by the code that terminals get.
 
-    headrace train ppo CartPole-v1 -n 200_000 --place processes --plan.max-lag 1 --run runs/panel
-    python docs/make_panel.py runs/panel
+    headrace train ppo CartPole-v1 -n 400_000 --place processes --run runs/panel
+    python docs/make_panel.py runs/panel --at 0.7
 
 Whatever the picture shows was measured in that run.
 """

@@ -351,7 +351,7 @@ def test_every_word_of_another_library_stands_for_a_setting_that_there_is() -> N
     sb3 = plan_of(["ppo", "CartPole-v1", "--n-envs", "4", "--n-steps", "32", "--n-epochs", "3"]).run
     cleanrl = plan_of(["ppo", "CartPole-v1", "--num-envs", "4", "--num-steps", "32", "--update-epochs", "3"]).run
     assert (sb3["method"], sb3["plan"]) == (cleanrl["method"], cleanrl["plan"])
-    assert sb3["plan"] == SyncBatches(num_envs=4, num_steps=32)
+    assert sb3["plan"] == SyncBatches(num_envs=4, num_steps=32, max_lag=1)
 
 
 def test_more_roles_than_cores_are_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,7 +201,7 @@ def groups_of(chosen: dict[str, str], origins: dict[str, str], problems: list[st
 
 def _begin_with(preset: Preset, groups: dict[str, Group]) -> None:
     """Take a preset's values, as far as they belong to the classes that were chosen."""
-    groups["run"].base["total_timesteps"] = preset.total_timesteps
+    groups["run"].base |= {"total_timesteps": preset.total_timesteps, "threads": preset.threads}
     for kind, value in (("method", preset.method), ("plan", preset.plan)):
         if groups[kind].make is type(value):
             groups[kind].base |= {name: getattr(value, name) for name in groups[kind].settings}
