@@ -17,6 +17,7 @@ from headrace.errors import ConfigError
 from headrace.learner import Learner
 from headrace.method import Method
 from headrace.plans.arrivals import NEWEST, Ages, Arrivals, Repeated, begun
+from headrace.plans.checks import check_actors, check_counts, check_run
 from headrace.plans.schedule import DIGITS, Journal, Schedule, Turn
 from headrace.report import Report
 
@@ -48,18 +49,7 @@ class AsyncBatches:
     """Seconds that to make the environments, a reset or a step may take before it counts as hanging; None: any."""
 
     def __post_init__(self) -> None:
-        counts = (
-            ("actors", 1),
-            ("num_envs", 1),
-            ("num_steps", 1),
-            ("batch_rollouts", 1),
-            ("max_lag", 0),
-            ("passes", 1),
-        )
-        for name, least in counts:
-            given = getattr(self, name)
-            if not isinstance(given, int) or isinstance(given, bool) or given < least:
-                raise ConfigError(f"{name}={given!r}: give an integer from {least} on.")
+        check_counts(self, actors=1, num_envs=1, num_steps=1, batch_rollouts=1, max_lag=0, passes=1)
         if self.on_stale not in ("wait", "cut", "drop"):
             raise ConfigError(f'on_stale={self.on_stale!r}: choose "wait", "cut" or "drop".')
         if self.max_lag < self.passes - 1:
@@ -67,15 +57,7 @@ class AsyncBatches:
                 f"max_lag={self.max_lag}, passes={self.passes}: the last pass over a batch comes {self.passes - 1} "
                 f"updates after the first one. Give a max_lag of {self.passes - 1} at least."
             )
-        if self.env_timeout is not None and not self.env_timeout > 0:
-            raise ConfigError(f"env_timeout={self.env_timeout!r}: give seconds above 0, or None.")
-        if self.num_envs % self.actors:
-            below = self.num_envs // self.actors * self.actors
-            fitting = [str(count) for count in (below, below + self.actors) if count]
-            raise ConfigError(
-                f"num_envs {self.num_envs} cannot be divided evenly among {self.actors} actors. "
-                f"Nearest: num_envs {' or '.join(fitting)}."
-            )
+        check_actors(self.actors, self.num_envs, self.env_timeout)
 
     def run(
         self,
@@ -101,14 +83,7 @@ class AsyncBatches:
         """
         share = self.num_envs // self.actors
         learner.method.check(self.num_steps, self.batch_rollouts * share)
-        if env.spec != learner.spec:
-            raise ConfigError(f"the learner was built for {learner.spec}; this environment has {env.spec}.")
-        if env_steps != env_steps:
-            raise ConfigError(f"env_steps={env_steps}: give a number of environment steps.")
-        if horizon is not None and not horizon > 0:
-            raise ConfigError(f"horizon={horizon}: give a number of environment steps above 0.")
-        if state is not None and not {"learner", "weights"} <= set(state):
-            raise ConfigError(f"state has {sorted(state) or 'nothing'}; give what a report's snapshot() returned.")
+        check_run(learner, env, env_steps, horizon, state, holds=("learner", "weights"))
         return self._run(learner, env, place, env_steps, horizon or env_steps, state, journal, schedule)
 
     def _run(

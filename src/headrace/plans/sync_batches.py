@@ -16,6 +16,7 @@ from headrace.envs.base import Env
 from headrace.errors import ConfigError
 from headrace.learner import Learner
 from headrace.method import Method
+from headrace.plans.checks import check_actors, check_counts, check_run
 from headrace.report import Report
 
 __all__ = ["SyncBatches"]
@@ -41,19 +42,8 @@ class SyncBatches:
     """Seconds that to make the environments, a reset or a step may take before it counts as hanging; None: any."""
 
     def __post_init__(self) -> None:
-        for name, least in (("actors", 1), ("num_envs", 1), ("num_steps", 1), ("max_lag", 0)):
-            given = getattr(self, name)
-            if not isinstance(given, int) or isinstance(given, bool) or given < least:
-                raise ConfigError(f"{name}={given!r}: give an integer from {least} on.")
-        if self.env_timeout is not None and not self.env_timeout > 0:
-            raise ConfigError(f"env_timeout={self.env_timeout!r}: give seconds above 0, or None.")
-        if self.num_envs % self.actors:
-            below = self.num_envs // self.actors * self.actors
-            fitting = [str(count) for count in (below, below + self.actors) if count]
-            raise ConfigError(
-                f"num_envs {self.num_envs} cannot be divided evenly among {self.actors} actors. "
-                f"Nearest: num_envs {' or '.join(fitting)}."
-            )
+        check_counts(self, actors=1, num_envs=1, num_steps=1, max_lag=0)
+        check_actors(self.actors, self.num_envs, self.env_timeout)
 
     def run(
         self,
@@ -72,14 +62,7 @@ class SyncBatches:
         or use it up.
         """
         learner.method.check(self.num_steps, self.num_envs)
-        if env.spec != learner.spec:
-            raise ConfigError(f"the learner was built for {learner.spec}; this environment has {env.spec}.")
-        if env_steps != env_steps:
-            raise ConfigError(f"env_steps={env_steps}: give a number of environment steps.")
-        if horizon is not None and not horizon > 0:
-            raise ConfigError(f"horizon={horizon}: give a number of environment steps above 0.")
-        if state is not None and not {"learner", "weights"} <= set(state):
-            raise ConfigError(f"state has {sorted(state) or 'nothing'}; give what a report's snapshot() returned.")
+        check_run(learner, env, env_steps, horizon, state, holds=("learner", "weights"))
         return self._run(learner, env, place, env_steps, horizon or env_steps, state)
 
     def _run(
