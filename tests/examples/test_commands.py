@@ -114,10 +114,10 @@ MISTAKES = {
     "train ppo my_env:Maze": "module 'my_env' could not be imported",
     "train ppo CartPole-v1 --learing-rate 1": "--learing-rate: unknown. Nearest: --learning-rate.",
     "train ppo CartPole-v1 --plan.gamma 1": "--plan.gamma: SyncBatches has no gamma. Nearest: --gamma.",
-    "train ppo CartPole-v1 --num-minibatches 5": "num_envs 8 × num_steps 64: 512 samples cannot be cut into 5 equal "
+    "train ppo CartPole-v1 --num-minibatches 5": "num_envs 16 × num_steps 64: 1024 samples cannot be cut into 5 equal "
     "minibatches. Nearest: num_minibatches 4 or 8.",
-    "train ppo CartPole-v1 --plan.actors 3": "num_envs 8 cannot be divided evenly among 3 actors. Nearest: num_envs 6 "
-    "or 9.",
+    "train ppo CartPole-v1 --plan.actors 3": "num_envs 16 cannot be divided evenly among 3 actors. Nearest: num_envs "
+    "15 or 18.",
     "train ppo CartPole-v1 --batch-size 64": "batch_size is the minibatch in Stable-Baselines3, the whole rollout in "
     "CleanRL",
     "train ppo CartPole-v1 --ui off --run runs/one": "runs/one is not empty: a run overwrites nothing.",
