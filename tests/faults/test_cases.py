@@ -85,6 +85,7 @@ def test_HC_17_four_actors_under_stress(drivers, stress):
 # -- HC-18: threads before the start
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_HC_18_threads_that_hold_a_lock_before_the_start(drivers):
     driver = drivers.forked("threaded.py")

@@ -112,6 +112,7 @@ def test_HC_10_signals_leave_nothing(drivers):
     assert not complaints, "\n".join(complaints)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_HC_10_signals_while_loading_leave_nothing(drivers):
     batch = [Fault("loading", INT, group=True, longest=1.0), Fault("loading", KILL, longest=1.0)]
@@ -234,6 +235,7 @@ def test_a_killed_nursery_harms_no_crew(drivers):
     assert not driver.left()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", [pytest.param("exit", marks=pytest.mark.slow), "unwind"])
 def test_a_forked_child_of_the_driver_harms_nothing(drivers, how):
@@ -254,6 +256,7 @@ def test_a_forked_child_of_the_driver_harms_nothing(drivers, how):
     assert not driver.left()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("inner", "processes"),  # driver, nursery, keeper, role; below it again a nursery, a keeper and a role

@@ -111,6 +111,7 @@ def ways_work(drivers: Any, ways: Sequence[str]) -> None:
         assert not driver.left(), way
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_HC_08_unguarded_scripts_work(drivers):
     ways_work(drivers, ["script", "stdin"])
