@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from benchmarks.curves import FILE, LAST, SETTINGS, both, interval, iqm, mean_return, ours, summary
+from benchmarks.curves import FILE, LAST, SETTINGS, both, mean_return, ours, summary
 
 SHORT = {**SETTINGS, "num_steps": 500, "num_epochs": 1, "minibatch_size": 250, "env_steps": 2_100}
 COMMITTED = json.loads(FILE.read_text())
@@ -24,45 +22,6 @@ def middle_half(values: Sequence[float]) -> float:
     share = 1 / len(values)
     weights = [max(0.0, min(0.75, (k + 1) * share) - max(0.25, k * share)) for k in range(len(values))]
     return sum(weight * value for weight, value in zip(weights, sorted(values), strict=True)) / 0.5
-
-
-@pytest.mark.parametrize(
-    ("values", "wanted"),
-    [
-        ([7.0], 7.0),
-        ([6.0, 1.0, 2.0], (1 / 4 + 2 + 6 / 4) / 1.5),
-        ([1.0, 2.0, 3.0, 100.0], 2.5),
-        ([9.0, 1.0, 8.0, 2.0, 7.0, 3.0, 6.0, 5.0], 5.25),  # 3, 5, 6, 7
-    ],
-)
-def test_the_interquartile_mean_is_of_the_middle_half(values: list[float], wanted: float) -> None:
-    assert iqm(values) == pytest.approx(wanted, rel=1e-12)
-    assert middle_half(values) == pytest.approx(wanted, rel=1e-12)
-
-
-@pytest.mark.parametrize("count", range(1, 14))
-def test_the_interquartile_mean_of_any_number(count: int) -> None:
-    values = np.random.default_rng(count).normal(size=(2, 5, count))
-    assert iqm(values).shape == (2, 5)
-    np.testing.assert_allclose(iqm(values), np.apply_along_axis(middle_half, -1, values), rtol=1e-12)
-
-
-@pytest.mark.parametrize("count", [4, 5])
-def test_the_interval_is_that_of_all_resamples(count: int) -> None:
-    values = np.random.default_rng(count).normal(size=count).tolist()
-    every = sorted(middle_half(resample) for resample in itertools.product(values, repeat=count))
-
-    def quantile(share: float) -> float:
-        return every[math.floor(share * len(every))]
-
-    low, high = interval(values)
-    assert quantile(0.02) <= low <= quantile(0.03)  # of 10,000 resamples the 250th lies within 3 deviations
-    assert quantile(0.97) <= high <= quantile(0.98)
-
-
-def test_the_interval_of_three_values_is_their_range() -> None:
-    """One resample in 27 is the lowest value thrice, which is more than one in 40."""
-    np.testing.assert_allclose(interval([[3.0, 1.0, 2.0], [5.0, 5.0, 5.0]]), [[1.0, 5.0], [3.0, 5.0]])
 
 
 def test_an_episode_counts_where_it_ended() -> None:

@@ -159,7 +159,7 @@ def test_the_timeline_has_stages_queues_and_roles(
         ]
         crew.members = (*crew.members[:1], Member("collect", 1, 2, 1, os.getpid()))
         kept.report(told(3, crew=crew))
-        kept.finish("finished", roof=None)
+        kept.finish("finished")
     moments = folder.timeline()
     assert moments[0].stages == (
         Stage("driver", 0, 1.25, 0.25, 0.75, 0.0),

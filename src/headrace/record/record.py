@@ -182,11 +182,10 @@ class Record:
         solved: bool | None = None,
         weights_sha256: str | None = None,
         deterministic: bool = True,
-        roof: float | None = None,
     ) -> dict[str, Any]:
         """Write what is still to be written, the picture, and result.json, which is returned.
 
-        status: "finished", "interrupted" or "failed". roof: what `roof_fraction` shall be where somebody knows better.
+        status: "finished", "interrupted" or "failed".
         """
         if status not in ("finished", "interrupted", "failed"):
             raise ConfigError(f'status={status!r}: give "finished", "interrupted" or "failed".')
@@ -210,7 +209,7 @@ class Record:
             "return_mean100": self.metrics.return_mean100,
             "wall_seconds": round(self._seconds(time.monotonic()), 3),
             "steps_per_second": (self._counters["env_steps"] - self._began_steps) / seconds if seconds > 0 else None,
-            "roof_fraction": self._timeline.roof_fraction if roof is None else roof,
+            "roof_fraction": self._timeline.roof_fraction,
             "final_return": None if told is None else float(told.mean()),
             "final_return_std": None if told is None else float(told.std()),
             "final_episodes": 0 if told is None else told.size,
