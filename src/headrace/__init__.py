@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.actor import Actor, evaluate
     from headrace.channel import role, wait
     from headrace.checkpoint import Checkpoint, Checkpoints
-    from headrace.data import Decision, Gradient, Loss, Rollout
+    from headrace.data import Decision, Gradient, Loss, Rollout, Sampling, Transitions
     from headrace.envs.atari import Atari
     from headrace.envs.base import Env, VectorEnv
     from headrace.envs.check import Checked, Finding, check_env
@@ -95,6 +95,7 @@ __all__ = [
     "RoleFailed",
     "Rollout",
     "Run",
+    "Sampling",
     "Schedule",
     "ShapeError",
     "Spec",
@@ -102,6 +103,7 @@ __all__ = [
     "Struct",
     "SyncBatches",
     "Threads",
+    "Transitions",
     "Tree",
     "VectorEnv",
     "axes",
@@ -117,7 +119,7 @@ _HOMES = {
     "actor": ("Actor", "evaluate"),
     "channel": ("role", "wait"),
     "checkpoint": ("Checkpoint", "Checkpoints"),
-    "data": ("Decision", "Gradient", "Loss", "Rollout"),
+    "data": ("Decision", "Gradient", "Loss", "Rollout", "Sampling", "Transitions"),
     "envs.atari": ("Atari",),
     "envs.base": ("Env", "VectorEnv"),
     "envs.check": ("Checked", "Finding", "check_env"),

@@ -94,7 +94,7 @@ class Actor:
     def load(self, weights: Weights, version: int | None = None, at_least: int | None = None) -> Note:
         """Act from now on with these weights, and with what the method's schedules give there."""
         note = weights.pull(self.net, version, at_least)
-        self.version = note.version
+        self.version = note.values.get("updates", note.version)  # where versions of the weights count something else
         self._now = self.method.anneal(note.values.get("progress", 0.0))
         return note
 

@@ -21,6 +21,7 @@ a truncated episode ended with lies in a table beside the rows, one line for eac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from headrace.struct import Struct, Tree, axes
 
-__all__ = ["Decision", "Gradient", "Loss", "Mean", "Rollout"]
+__all__ = ["Decision", "Gradient", "Loss", "Mean", "Rollout", "Sampling", "Transitions"]
 
 Mean: TypeAlias = Callable[[Tensor, Tensor | float], Tensor]
 """mean(vector [N], weight) averages over all who learn together, by weight; on one learner it returns the vector."""
@@ -78,6 +79,42 @@ class Rollout(Struct):
     """The sum of raw rewards so far of the episode that runs on after the last row."""
     running_length: Tensor | None = axes("B", torch.int32, default=None)
     """Environment steps of that episode so far; 0 where the last row ended one."""
+
+
+class Transitions(Struct):
+    """B steps that were drawn from replay, each by itself, with what n steps from there came to."""
+
+    observation: Tree = axes("B ...")
+    action: Tree = axes("B ...")
+    """As the rollout has it: in the policy's own units."""
+    reward: Tensor = axes("B", torch.float32)
+    """The discounted sum over up to n steps, fewer where the episode or what is stored ended before."""
+    discount: Tensor = axes("B", torch.float32)
+    """What the value of `next_observation` is multiplied by: γ to the number of those steps, 0 where the task ended."""
+    next_observation: Tree = axes("B ...")
+    """After those steps; where an episode ended among them, its final observation."""
+    weight: Tensor = axes("B", torch.float32)
+    """Of importance, which makes up for how often a row is drawn: 1 where all are drawn equally often."""
+    row: Tensor = axes("B", torch.int64)
+    """Where replay keeps the step."""
+    generation: Tensor = axes("B", torch.int64)
+    """How often that place had been written. What is there by now may be another step, with a priority of its own."""
+    noise: Tree | None = axes("B ...", default=None)
+    """What a loss needs to be random, drawn in `Method.minibatches`."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What a method that learns from replay asks of it."""
+
+    gamma: float = 0.99
+    """Discount."""
+    n_step: int = 1
+    """Steps of which the rewards are summed."""
+    alpha: float = 0.0
+    """Exponent of priorities (Schaul et al. 2016, arXiv:1511.05952, eq. 1); 0: every row is drawn equally often."""
+    beta: float = 1.0
+    """Exponent of the importance weights (§3.4): 1 makes up for alpha whole."""
 
 
 class Decision(Struct):

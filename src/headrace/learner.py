@@ -105,14 +105,21 @@ class Learner:
         if annealed != self._annealed:
             self._learn_by(annealed)
 
-    def prepare(self, rollout: Rollout) -> Struct:
-        """Count a rollout and make of it what `update` learns from. Raises NonFinite, unless such are to be skipped."""
+    def hear(self, rollout: Rollout) -> int:
+        """Count a rollout and note what it tells of episodes, and return its environment steps.
+
+        Raises NonFinite, unless such are to be skipped.
+        """
         if self.non_finite == "raise":
             check_rollout(rollout)
         steps = int(rollout.env_steps.sum())
         self.env_steps += steps
-        self._prepared += steps
         self._heard.add(rollout, self.version)
+        return steps
+
+    def prepare(self, rollout: Rollout) -> Struct:
+        """Hear a rollout and make of it what `update` learns from. Raises NonFinite, unless such are to be skipped."""
+        self._prepared += self.hear(rollout)
         with self._settings(), torch.no_grad():
             return self._annealed.prepare(self.net, rollout.to(self.devices[0]))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from headrace.data import Decision, Loss, Mean, Rollout
+from headrace.data import Decision, Loss, Mean, Rollout, Sampling
 from headrace.spaces import Spec, zeros
 from headrace.struct import NAMESPACE, Struct, Tree
 
@@ -90,6 +90,18 @@ class Method(ABC):
     def behaviour(self, environments: range, of: int) -> Self:
         """How these of all the environments explore: a function of the environment, not of the number of actors."""
         return self
+
+    def at_random(self) -> Self:
+        """How it acts before it has learned anything: uniformly at random where its exploration begins so."""
+        return self
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """What it learns from: transitions that replay draws like this; None: rollouts, fresh from the actors.
+
+        With it, minibatches and losses are given Transitions, and `prepare` is not asked.
+        """
+        return None
 
     def anneal(self, progress: float) -> Self:
         """This method with what its schedules give at this share (0 to 1) of the environment steps."""

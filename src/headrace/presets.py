@@ -20,6 +20,7 @@ from headrace.methods.a2c import A2C
 from headrace.methods.appo import APPO
 from headrace.methods.impala import IMPALA
 from headrace.methods.ppo import PPO
+from headrace.plan import Plan
 from headrace.plans.sync_batches import SyncBatches
 
 __all__ = ["PRESETS", "Preset", "choose"]
@@ -34,7 +35,7 @@ class Preset:
     ids: str
     """A regular expression that a whole id matches."""
     method: Method
-    plan: SyncBatches
+    plan: Plan
     total_timesteps: int
     """Environment steps."""
     place: str = "inline"

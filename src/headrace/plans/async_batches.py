@@ -17,7 +17,7 @@ from headrace.errors import ConfigError
 from headrace.learner import Learner
 from headrace.method import Method
 from headrace.plans.arrivals import NEWEST, Ages, Arrivals, Repeated, begun
-from headrace.plans.checks import check_actors, check_counts, check_run
+from headrace.plans.checks import check_actors, check_counts, check_fresh, check_run
 from headrace.plans.schedule import DIGITS, Journal, Schedule, Turn
 from headrace.report import Report
 
@@ -81,6 +81,7 @@ class AsyncBatches:
         The run is then that run again, bit for bit, on any placement, as far as the schedule goes. Raises ConfigError
         for a schedule of other settings, and where an update comes to other weights.
         """
+        check_fresh(learner.method, self)
         share = self.num_envs // self.actors
         learner.method.check(self.num_steps, self.batch_rollouts * share)
         check_run(learner, env, env_steps, horizon, state, holds=("learner", "weights"))

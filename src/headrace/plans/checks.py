@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from headrace.data import Sampling
 from headrace.envs.base import Env
 from headrace.errors import ConfigError
 from headrace.learner import Learner
+from headrace.method import Method
 
-__all__ = ["check_actors", "check_counts", "check_run"]
+__all__ = ["check_actors", "check_counts", "check_fresh", "check_replayed", "check_run"]
 
 
 def check_counts(plan: Any, **least: int) -> None:
@@ -31,6 +33,25 @@ def check_actors(actors: int, num_envs: int, env_timeout: float | None) -> None:
             f"num_envs {num_envs} cannot be divided evenly among {actors} actors. "
             f"Nearest: num_envs {' or '.join(fitting)}."
         )
+
+
+def check_fresh(method: Method, plan: Any) -> None:
+    """Raise ConfigError unless the method learns from fresh rollouts."""
+    if method.sampling is not None:
+        raise ConfigError(
+            f"{type(method).__name__} learns from replayed transitions, and {type(plan).__name__} moves fresh batches. "
+            "Use SyncReplay (--plan sync-replay), or a method that learns from fresh batches, such as PPO."
+        )
+
+
+def check_replayed(method: Method, plan: Any) -> Sampling:
+    """What the method asks of replay. Raises ConfigError unless it learns from replayed transitions."""
+    if method.sampling is None:
+        raise ConfigError(
+            f"{type(method).__name__} learns from fresh batches, and {type(plan).__name__} replays old experience. "
+            "Use SyncBatches (--plan sync-batches), or a method that learns from replay, such as DQN or SAC."
+        )
+    return method.sampling
 
 
 def check_run(

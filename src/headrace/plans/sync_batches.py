@@ -16,7 +16,7 @@ from headrace.envs.base import Env
 from headrace.errors import ConfigError
 from headrace.learner import Learner
 from headrace.method import Method
-from headrace.plans.checks import check_actors, check_counts, check_run
+from headrace.plans.checks import check_actors, check_counts, check_fresh, check_run
 from headrace.report import Report
 
 __all__ = ["SyncBatches"]
@@ -61,6 +61,7 @@ class SyncBatches:
         same to each. state: a report's `snapshot()`, to go on from. The roles live as long as the iterator: close it,
         or use it up.
         """
+        check_fresh(learner.method, self)
         learner.method.check(self.num_steps, self.num_envs)
         check_run(learner, env, env_steps, horizon, state, holds=("learner", "weights"))
         return self._run(learner, env, place, env_steps, horizon or env_steps, state)
