@@ -8,7 +8,7 @@ import sys
 from benchmarks.harness import compare
 
 WORKLOADS = ["toy", "transport", "weights", "counting", "ppo-cartpole", "overlap", "rollout"]
-WORKLOADS += ["ppo-sb3-defaults", "ppo-halfcheetah", "ppo-pong"]
+WORKLOADS += ["ppo-sb3-defaults", "ppo-halfcheetah", "ppo-pong", "replay", "gradients"]
 
 
 def main() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,33 @@ from gymnasium.wrappers import FlattenObservation
 from minigrid.wrappers import ImgObsWrapper, OneHotPartialObsWrapper
 
 from benchmarks.tasks import LENGTH, HighestAllowed, Ladder, Scales, Sign, Thermostat, WithoutVelocities
-from headrace import A2C, PPO, Env, Gymnasium, Inline, Learner, Method, SyncBatches, evaluate
+from headrace import (
+    A2C,
+    APPO,
+    DQN,
+    IMPALA,
+    PPO,
+    SAC,
+    TD3,
+    AsyncBatches,
+    AsyncGradients,
+    Env,
+    Gymnasium,
+    Inline,
+    Learner,
+    Method,
+    Processes,
+    SyncBatches,
+    SyncGradients,
+    SyncReplay,
+    Threads,
+    evaluate,
+)
+from headrace.channel import Placement
 from headrace.envs.toy import Recall
+from headrace.plan import Plan
 
+LAST = 20
 LEARNED = Path(__file__).parent / "learned"
 
 
@@ -31,10 +56,14 @@ class Task:
 
     method: Method
     env: Env
-    plan: SyncBatches
+    plan: Plan
     env_steps: int
     threshold: float
     episodes: int = 50
+    evaluations: int = field(default=1, repr=False)
+    """Of so many, a twentieth of the run apart, the median counts; the last one is of the last weights."""
+    place: Placement = field(default_factory=Inline, repr=False)
+    """A synchronous plan gives the same weights on all; what an asynchronous one gives depends on time."""
 
 
 CARTPOLE = Gymnasium("CartPole-v1")
@@ -45,6 +74,11 @@ HIDDEN = Gymnasium("CartPole-v1", wrappers=[WithoutVelocities])
 SEEING = PPO(learning_rate=1e-3, gamma=0.98, gae_lambda=0.9, normalize_observation=True, normalize_reward=True)
 SMALL = PPO(learning_rate=1e-3, update_epochs=10, num_minibatches=4)
 SMALL_PLAN = SyncBatches(num_envs=8, num_steps=64)
+
+CARTPOLE_REPLAY = SyncReplay(num_envs=4, num_steps=4, ratio=16, batch_size=64)
+PENDULUM_REPLAY = SyncReplay(
+    num_envs=4, num_steps=2, ratio=128, batch_size=256, learning_starts=500, buffer_size=20_000
+)
 
 TASKS: Mapping[str, Task] = {
     "ppo-cartpole": Task(
@@ -60,6 +94,84 @@ TASKS: Mapping[str, Task] = {
         SyncBatches(num_envs=8, num_steps=8),
         env_steps=200_000,
         threshold=475,
+    ),
+    **{
+        f"impala-cartpole-{name}": Task(
+            IMPALA(learning_rate=2e-3, gamma=0.98, gae_lambda=0.9, max_grad_norm=0.5),
+            CARTPOLE,
+            AsyncBatches(actors=2, num_envs=16, num_steps=8, batch_rollouts=2, max_lag=2),
+            env_steps=300_000,
+            threshold=475,
+            place=place,
+        )
+        for name, place in (("threads", Threads()), ("processes", Processes()))
+    },
+    **{
+        f"appo-cartpole-{name}": Task(
+            APPO(learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, update_epochs=10, num_minibatches=2),
+            CARTPOLE,
+            AsyncBatches(actors=2, num_envs=8, num_steps=64, batch_rollouts=2, max_lag=2),
+            env_steps=150_000,
+            threshold=490,
+            place=place,
+        )
+        for name, place in (("threads", Threads()), ("processes", Processes()))
+    },
+    "ppo-sync-gradients-cartpole": Task(
+        PPO(learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, update_epochs=8, num_minibatches=4),
+        CARTPOLE,
+        SyncGradients(workers=2, num_envs=16, num_steps=64),
+        env_steps=150_000,
+        threshold=490,
+        place=Processes(),
+    ),
+    "a2c-async-gradients-2-cartpole": Task(
+        A2C(learning_rate=3e-3, gamma=0.98, gae_lambda=0.9),
+        CARTPOLE,
+        AsyncGradients(workers=2, num_envs=16, num_steps=8),
+        env_steps=300_000,
+        threshold=475,
+        place=Processes(),
+    ),
+    "a2c-async-gradients-4-cartpole": Task(
+        A2C(learning_rate=2e-3, gamma=0.98, gae_lambda=0.9),
+        CARTPOLE,
+        AsyncGradients(workers=4, num_envs=32, num_steps=8, max_lag=1),
+        env_steps=300_000,
+        threshold=475,
+        place=Processes(),
+    ),
+    "dqn-cartpole": Task(
+        DQN(
+            learning_rate=2e-3,
+            anneal_lr=True,
+            gamma=0.98,
+            n_step=3,
+            double=True,
+            tau=0.02,
+            target_update_interval=1,
+            exploration_fraction=0.16,
+            exploration_final_eps=0.04,
+        ),
+        CARTPOLE,
+        CARTPOLE_REPLAY,
+        env_steps=100_000,
+        threshold=475,
+        evaluations=5,
+    ),
+    "sac-pendulum": Task(
+        SAC(learning_rate=2e-3, gamma=0.98, tau=0.02, hidden=(64, 64)),
+        Gymnasium("Pendulum-v1"),
+        PENDULUM_REPLAY,
+        env_steps=20_000,
+        threshold=-190,
+    ),
+    "td3-pendulum": Task(
+        TD3(learning_rate=2e-3, gamma=0.98, tau=0.02, hidden=(64, 64)),
+        Gymnasium("Pendulum-v1"),
+        PENDULUM_REPLAY,
+        env_steps=20_000,
+        threshold=-190,
     ),
     "a2c-recall-gru": Task(
         A2C(learning_rate=3e-3, ent_coef=0.01, memory="gru"), RECALL, RECALL_PLAN, env_steps=100_000, threshold=0.95
@@ -113,18 +225,26 @@ TASKS: Mapping[str, Task] = {
 
 
 def train(task: Task, seed: int) -> dict[str, Any]:
-    """Train and evaluate once, on Inline: every placement gives the same weights."""
+    """Train and evaluate once; with `evaluations`, the score is the median of so many."""
     began = time.perf_counter()
     learner = Learner(task.method, task.env.spec, seed=seed)
-    for report in task.plan.run(learner, task.env, Inline(), env_steps=task.env_steps):  # noqa: B007
-        pass
-    returns = evaluate(learner.method, learner.acting, task.env, task.episodes, seed)
+    scores: list[float] = []
+    first = LAST - task.evaluations + 1  # twentieths of the run after which it is played
+    for report in task.plan.run(learner, task.env, task.place, env_steps=task.env_steps):
+        if report.env_steps * LAST >= task.env_steps * (first + len(scores)) and len(scores) < task.evaluations - 1:
+            scores.append(play(task, learner, seed))
+    scores.append(play(task, learner, seed))
     return {
         "seed": seed,
-        "score": round(float(returns.mean()), 3),
+        "score": round(statistics.median(scores), 3),
         "env_steps": report.env_steps,
         "seconds": round(time.perf_counter() - began, 1),
     }
+
+
+def play(task: Task, learner: Learner, seed: int) -> float:
+    """The mean return of greedy episodes."""
+    return float(evaluate(learner.method, learner.acting, task.env, task.episodes, seed).mean())
 
 
 def main() -> None:

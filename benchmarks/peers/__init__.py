@@ -13,8 +13,10 @@ from pathlib import Path
 INSTALL_TIMEOUT = 900.0
 PINNED = ("numpy", "torch", "mujoco")  # to our own versions; a bare `torch` would pull gigabytes of CUDA libraries
 REQUIREMENTS = {
+    "cpprb": ["cpprb", "numpy"],
     "ray": ["ray", "numpy"],
     "rllib": ["ray[rllib]", "torch", "numpy"],
+    "sample_factory": ["sample-factory>=2.1", "torch"],  # takes an older NumPy
     "sb3": [
         *("stable-baselines3", "torch", "numpy", "ale-py", "opencv-python-headless"),
         *("mujoco", "imageio", "packaging"),  # the last two: gymnasium's MuJoCo environments import them

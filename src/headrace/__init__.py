@@ -42,15 +42,24 @@ if TYPE_CHECKING:
     from headrace.method import Method
     from headrace.methods.a2c import A2C
     from headrace.methods.appo import APPO
+    from headrace.methods.ddpg import DDPG
+    from headrace.methods.dqn import DQN
     from headrace.methods.impala import IMPALA
     from headrace.methods.ppo import PPO
+    from headrace.methods.rainbow import Rainbow
+    from headrace.methods.sac import SAC
+    from headrace.methods.td3 import TD3
     from headrace.place.inline import Inline
     from headrace.place.processes import Processes
     from headrace.place.threads import Threads
     from headrace.plans.async_batches import AsyncBatches
+    from headrace.plans.async_gradients import AsyncGradients
     from headrace.plans.schedule import Schedule
     from headrace.plans.sync_batches import SyncBatches
+    from headrace.plans.sync_gradients import SyncGradients
+    from headrace.plans.sync_replay import SyncReplay
     from headrace.policy import Policy, load
+    from headrace.replay import Replay
     from headrace.report import Report
     from headrace.run import Result, Run
     from headrace.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Spec
@@ -59,10 +68,15 @@ if TYPE_CHECKING:
 __all__ = [
     "A2C",
     "APPO",
+    "DDPG",
+    "DQN",
     "IMPALA",
     "PPO",
+    "SAC",
+    "TD3",
     "Actor",
     "AsyncBatches",
+    "AsyncGradients",
     "Atari",
     "Box",
     "Checked",
@@ -90,6 +104,8 @@ __all__ = [
     "NonFinite",
     "Policy",
     "Processes",
+    "Rainbow",
+    "Replay",
     "Report",
     "Result",
     "RoleFailed",
@@ -102,6 +118,8 @@ __all__ = [
     "Stalled",
     "Struct",
     "SyncBatches",
+    "SyncGradients",
+    "SyncReplay",
     "Threads",
     "Transitions",
     "Tree",
@@ -135,15 +153,24 @@ _HOMES = {
     "method": ("Method",),
     "methods.a2c": ("A2C",),
     "methods.appo": ("APPO",),
+    "methods.ddpg": ("DDPG",),
+    "methods.dqn": ("DQN",),
     "methods.impala": ("IMPALA",),
     "methods.ppo": ("PPO",),
+    "methods.rainbow": ("Rainbow",),
+    "methods.sac": ("SAC",),
+    "methods.td3": ("TD3",),
     "place.inline": ("Inline",),
     "place.processes": ("Processes",),
     "place.threads": ("Threads",),
     "plans.async_batches": ("AsyncBatches",),
+    "plans.async_gradients": ("AsyncGradients",),
     "plans.schedule": ("Schedule",),
     "plans.sync_batches": ("SyncBatches",),
+    "plans.sync_gradients": ("SyncGradients",),
+    "plans.sync_replay": ("SyncReplay",),
     "policy": ("Policy", "load"),
+    "replay": ("Replay",),
     "report": ("Report",),
     "run": ("Result", "Run"),
     "spaces": ("Box", "Discrete", "MultiBinary", "MultiDiscrete", "Spec"),

@@ -11,17 +11,25 @@ from typing import Any
 from headrace.errors import ConfigError
 from headrace.settings import nearest
 
-__all__ = ["METHODS", "PLACES", "PLANS", "called", "find", "summary"]
+__all__ = ["METHODS", "PLACES", "PLANS", "called", "find", "name_of", "summary"]
 
 METHODS: Mapping[str, str] = {
     "a2c": "headrace.methods.a2c:A2C",
     "appo": "headrace.methods.appo:APPO",
+    "ddpg": "headrace.methods.ddpg:DDPG",
+    "dqn": "headrace.methods.dqn:DQN",
     "impala": "headrace.methods.impala:IMPALA",
     "ppo": "headrace.methods.ppo:PPO",
+    "rainbow": "headrace.methods.rainbow:Rainbow",
+    "sac": "headrace.methods.sac:SAC",
+    "td3": "headrace.methods.td3:TD3",
 }
 PLANS: Mapping[str, str] = {
     "async-batches": "headrace.plans.async_batches:AsyncBatches",
+    "async-gradients": "headrace.plans.async_gradients:AsyncGradients",
     "sync-batches": "headrace.plans.sync_batches:SyncBatches",
+    "sync-gradients": "headrace.plans.sync_gradients:SyncGradients",
+    "sync-replay": "headrace.plans.sync_replay:SyncReplay",
 }
 PLACES: Mapping[str, str] = {
     "inline": "headrace.place.inline:Inline",
@@ -30,7 +38,9 @@ PLACES: Mapping[str, str] = {
 }
 
 _KINDS = {"method": METHODS, "plan": PLANS, "place": PLACES}
-_SHORT = {"async": "async-batches", "sync": "sync-batches"}
+_SHORT = {"async": "async-batches", "replay": "sync-replay", "sync": "sync-batches"}
+_PAPERS = {"a3c": "a2c --plan async-gradients", "dd-ppo": "ppo --plan sync-gradients"}
+"""What is known by a name of its own, and is a method with another plan."""
 _FUNCTIONS = {"method": "losses", "plan": "run", "place": "crew"}
 """What a class of each kind has to have."""
 
@@ -45,6 +55,8 @@ def find(kind: str, name: str) -> tuple[str, type[Any]]:
     target = known.get(name, name)
     module, colon, attribute = target.partition(":")
     if not colon:
+        if kind == "method" and name in _PAPERS:
+            raise ConfigError(f"no method {name!r}: it is {_PAPERS[name]}.")
         raise ConfigError(
             f"no {kind} {name!r}. Nearest: {', '.join(nearest(name, known))}. All: headrace list {kind}s, or give "
             "package.module:Class."
@@ -63,6 +75,12 @@ def find(kind: str, name: str) -> tuple[str, type[Any]]:
 def called(name: str) -> str:
     """A name without abbreviation."""
     return _SHORT.get(name, name)
+
+
+def name_of(kind: str, found: type[Any]) -> str:
+    """What a class is called on the command line: its name in this catalog, or "package.module:Class"."""
+    full = f"{found.__module__}:{found.__qualname__}"
+    return next((name for name, target in _KINDS[kind].items() if target == full), full)
 
 
 def summary(kind: str, name: str) -> str:

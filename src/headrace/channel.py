@@ -249,21 +249,30 @@ class Weights(Protocol):
 
 
 class Group(Protocol):
-    """Several copies of one role that compute together: each waits for all."""
+    """Several copies of one role, and perhaps the driver, that compute together: each waits for all."""
 
     name: str
     size: int
 
     @property
     def rank(self) -> int:
-        """The rank of the role that asks."""
+        """The rank of the role that asks; the last one for the driver."""
 
-    def mean(self, flat: Tensor, weight: float = 1.0) -> Tensor:
+    @property
+    def arrived(self) -> int:
+        """How many ranks have come to the next collective already, without waiting."""
+
+    def mean(self, flat: Tensor, weight: float = 1.0, out: Tensor | None = None) -> Tensor:
         """The mean of every rank's vector [N], weighted, summed in rank order: the same bits in every rank.
 
-        A rank of weight 0 takes part and adds nothing, whatever its vector holds. Raises ShapeError when the vector
-        is not shaped as `like`, ConfigError when all weights are 0, Closed when a rank has finished.
+        out: where to store it, which may be the vector itself; None: in new memory. A rank of weight 0 takes part and
+        adds nothing, whatever its vector holds. Raises ShapeError when the vector has more bytes than `like`, or when
+        another rank came with a vector of another length or dtype, or with another call; ConfigError when all weights
+        are 0, Closed when a rank has finished.
         """
+
+    def gather(self, flat: Tensor) -> Tensor:
+        """Every rank's vector [N] of numbers, in rank order [size, N]: the same in every rank. Raises as `mean`."""
 
     def barrier(self) -> None:
         """Return once every rank has come here."""
@@ -307,7 +316,7 @@ class Crew(Protocol):
         """A store for versions of `source`, which it holds as that version, or whatever `history` holds."""
 
     def group(self, size: int, like: Tensor | None = None, name: str | None = None) -> Group:
-        """A group of `size` copies of one role. like: the vector [N] that `mean` will take."""
+        """A group of `size` copies of one role, or of size − 1 and the driver. like: the longest vector [N]."""
 
     def start(
         self,

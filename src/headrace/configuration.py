@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.catalog import METHODS, PLACES, PLANS
+from headrace.catalog import name_of
 from headrace.channel import Placement
 from headrace.envs.base import Env
 from headrace.envs.registry import identify
@@ -45,11 +45,11 @@ def configuration(
 
     classes = {"method": _name(type(method)), "env": _name(type(env)), "plan": _name(type(plan))}
     classes["place"] = _name(type(place))
-    tell("method", _called(METHODS, classes["method"]))
+    tell("method", name_of("method", type(method)))
     identified = identify(env)
     tell("env", identified[0] if identified else env)
-    tell("plan", _called(PLANS, classes["plan"]))
-    tell("place", _called(PLACES, classes["place"]))
+    tell("plan", name_of("plan", type(plan)))
+    tell("place", name_of("place", type(place)))
     for key, value in settings.items():
         tell(key, value)
     owners: tuple[tuple[str, Any], ...] = (("", method), ("plan.", plan), ("place.", place))
@@ -101,8 +101,3 @@ def _plain(value: Any) -> Any:
 
 def _name(value: Any) -> str:
     return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', '')}"
-
-
-def _called(catalog: Mapping[str, str], name: str) -> str:
-    """What a class is called on the command line."""
-    return next((short for short, full in catalog.items() if full == name), name)

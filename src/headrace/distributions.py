@@ -295,6 +295,7 @@ class _Scaled(Distribution):
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
         self._box = [bound.numpy() for bound in (self.middle, self.half_range, low, high)]  # where by_numpy
+        self._scales = not ((self.middle == 0).all() and (self.half_range == 1).all())
         self.log_std = nn.Parameter(torch.zeros(self.size))
 
     middle: Tensor
@@ -319,11 +320,15 @@ class _Scaled(Distribution):
     def _in_box(self, action: Tensor) -> Tensor:
         if by_numpy(action):
             middle, half_range, low, high = self._box
-            array = middle + half_range * action.numpy()
+            array = action.numpy()
+            if self._scales:
+                array = middle + half_range * array
             if not self.dtype.is_floating_point:
                 array = array.round()
             array = np.minimum(np.maximum(array.astype(low.dtype, copy=False), low), high)
-            return torch.from_numpy(array.reshape(*array.shape[:-1], *self.shape)).to(self.dtype)
+            if len(self.shape) != 1:
+                array = array.reshape(*array.shape[:-1], *self.shape)
+            return torch.from_numpy(array).to(self.dtype)
         scaled = self.middle + self.half_range * action
         if not self.dtype.is_floating_point:
             scaled = scaled.round()

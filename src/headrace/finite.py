@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import optree
 import torch
 
 from headrace.data import Rollout
 from headrace.errors import NonFinite
-from headrace.struct import Struct
+from headrace.struct import NAMESPACE, Struct
 
 __all__ = ["ADVICE", "check_rollout", "not_finite"]
 
@@ -35,6 +36,10 @@ def not_finite(struct: Struct) -> tuple[str, list[int], float] | None:
 
 def check_rollout(rollout: Rollout) -> None:
     """Raise NonFinite for a rollout that holds a number which is not finite, and say where it came from."""
+    told = (rollout.observation, rollout.action, rollout.log_prob, rollout.reward)
+    leaves: list[torch.Tensor] = optree.tree_leaves(told, namespace=NAMESPACE)  # type: ignore[arg-type]
+    if all(math.isfinite(leaf.sum()) for leaf in leaves if leaf.is_floating_point()):
+        return
     # What an actor remembers, or sums up, comes from rows that are looked at; unused lines of the table hold anything.
     found = not_finite(
         rollout.replace(memory=None, discounted_return=None, final_observation=None, running_return=None)

@@ -9,13 +9,14 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
-from headrace.data import Gradient, Loss, Mean, Rollout
+from headrace.data import Gradient, Loss, Mean, Rollout, Transitions
 from headrace.errors import ConfigError, NonFinite
 from headrace.finite import ADVICE, check_rollout, not_finite
 from headrace.method import Method
@@ -23,7 +24,7 @@ from headrace.parameters import Replica
 from headrace.report import Report
 from headrace.spaces import Spec
 from headrace.struct import Struct
-from headrace.tally import Heard, Metrics, identity
+from headrace.tally import Heard, Metrics, Told, identity
 
 __all__ = ["Learner"]
 
@@ -43,6 +44,7 @@ class Learner:
     non_finite: what becomes of an update whose batch or gradient holds an infinite number or a NaN. "raise": NonFinite,
     which says where. "skip": it is left out whole, and its environment steps are counted in `dropped`. Either way no
     such number reaches a weight, an optimizer's state or a running statistic.
+    stream: which of those that learn together this is. Their networks begin equal, and each draws numbers of its own.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Learner:
         microbatch_size: int | None = None,
         threads: int = 1,
         non_finite: Literal["raise", "skip"] = "raise",
+        stream: Sequence[int] = (),
     ) -> None:
         if isinstance(devices, str) or not devices:
             raise ConfigError(f'devices={devices!r}: give a sequence of at least one, such as ("cpu",).')
@@ -65,8 +68,10 @@ class Learner:
         self.method, self.spec, self.seed, self.non_finite = method, spec, seed, non_finite
         self.devices = tuple(map(torch.device, devices))
         self.microbatch_size, self.threads = microbatch_size, threads
-        sequence = np.random.SeedSequence((seed, zlib.crc32(b"learner")))
-        build, learn = (int(word) for word in sequence.generate_state(2, np.uint64))
+        word = zlib.crc32(b"learner")
+        build, learn = (int(drawn) for drawn in np.random.SeedSequence((seed, word)).generate_state(2, np.uint64))
+        if stream:
+            _, learn = np.random.SeedSequence((seed, word, *stream)).generate_state(2, np.uint64).tolist()
         self._rng = torch.Generator().manual_seed(learn)
         with _own_randomness(build) as rng, self._settings():
             net = method.build(spec, rng)
@@ -95,6 +100,22 @@ class Learner:
         """The part of the network that actors need."""
         return self.method.acting(self.net)
 
+    @property
+    def maker(self) -> Callable[..., Learner]:
+        """Makes a learner with the same settings wherever it is called, given devices= and stream=."""
+        settings = {"microbatch_size": self.microbatch_size, "threads": self.threads, "non_finite": self.non_finite}
+        return partial(Learner, self.method, self.spec, seed=self.seed, **settings)  # type: ignore[arg-type]
+
+    def owns(self, vector: Tensor) -> bool:
+        """Whether this is a vector that it computes gradients in: the mean of such a one may be stored in its place."""
+        return any(vector is group.gradient for group in self._replicas[0].groups.values())
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest vector that it takes a mean of with others, unless a method has longer ones."""
+        gradients = [group.gradient.nbytes for group in self._replicas[0].groups.values()]
+        return max(*gradients, *(8 * buffer.numel() + 8 for buffer in self.net.buffers()), 2**16)
+
     def example(self, num_steps: int, num_envs: int) -> Rollout:
         """A rollout of zeros with these sizes, as actors of this method make them."""
         return self.method.example(self.acting, self.spec, num_steps, num_envs)
@@ -112,10 +133,11 @@ class Learner:
         """
         if self.non_finite == "raise":
             check_rollout(rollout)
-        steps = int(rollout.env_steps.sum())
-        self.env_steps += steps
-        self._heard.add(rollout, self.version)
-        return steps
+        return self._count(rollout)
+
+    def hear_of(self, told: Told) -> None:
+        """Count a rollout of which somebody else computes the gradient, as `prepare` counts one."""
+        self._prepared += self._count(told)
 
     def prepare(self, rollout: Rollout) -> Struct:
         """Hear a rollout and make of it what `update` learns from. Raises NonFinite, unless such are to be skipped."""
@@ -134,13 +156,21 @@ class Learner:
                     group.check(name)
             told, priorities = self._whole(lambda: self._learn_from(batch, mean))
             self._finish()
-        return self._report(told, priorities)
+        return self.report(told, priorities)
 
-    def gradient(self, batch: Struct, mean: Mean = identity) -> Gradient:
-        """The mean gradient over a batch, for somebody else to `apply`. Changes no weight.
+    def gradient(self, batch: Struct, mean: Mean = identity) -> tuple[Gradient, dict[str, float]]:
+        """The mean gradient over a batch, for somebody else to `apply`, and its metrics. Changes no weight.
 
-        Raises ConfigError unless the method learns from a batch in one gradient step of one group.
+        Raises ConfigError unless the method learns from a batch in one gradient step of one group, and NonFinite for a
+        batch that is not finite; if such are to be skipped, the gradient is NaN instead, which `apply` leaves out.
         """
+        wrong = False
+        try:
+            self._check_batch(batch, identity)
+        except NonFinite:
+            if self.non_finite == "raise":
+                raise
+            wrong = True
         minibatches = list(self._annealed.minibatches(batch, self._rng, mean))
         if len(self._optimizers) != 1 or len(minibatches) != 1:
             raise ConfigError(
@@ -152,19 +182,74 @@ class Learner:
             assert found is not None
             losses, weight = found
             flat = self._replicas[0].groups[losses[0].group].gradient / weight
+            if wrong:
+                flat.fill_(torch.nan)
+            metrics = Metrics(identity)
+            metrics.add(losses, weight, first=True)
+            with torch.no_grad():
+                described = self._annealed.describe(batch)
         norm = losses[0].max_grad_norm
-        return Gradient(
-            flat=flat,
+        gradient = Gradient(
+            flat=flat.cpu(),
             weight=weight.double().reshape(1).cpu(),
             max_grad_norm=torch.tensor([torch.inf if norm is None else norm], dtype=torch.float64),
         )
+        return gradient, metrics.means(described)
 
-    def apply(self, gradient: Gradient) -> None:
-        """Step with a gradient that was computed elsewhere, which makes the next version. Raises as `update` does."""
+    def moments(self, batch: Struct) -> Tensor:
+        """What this batch moves statistics by [N] float64, for somebody else to `apply`. Moves those of this network.
+
+        It is what the method takes means of: whoever gives its `statistics` the same means moves them in the same way.
+        """
+        noted = [torch.empty(0, dtype=torch.float64)]
+
+        def note(vector: Tensor, weight: Tensor | float) -> Tensor:
+            noted.append(vector.detach().to("cpu", torch.float64))
+            return vector
+
+        with self._settings(), torch.no_grad():
+            self._annealed.statistics(self.net, batch, note)
+        return torch.cat(noted)
+
+    def apply(
+        self,
+        gradient: Gradient,
+        metrics: Mapping[str, float] | None = None,
+        moments: Sequence[Tensor] = (),
+        like: Struct | None = None,
+    ) -> Report:
+        """Step with a gradient that was computed elsewhere, which makes the next version. Raises as `update` does.
+
+        metrics: to report. moments: what `moments` told of each batch behind the gradient; like: a batch of any
+        content, shaped as theirs.
+        """
         (name,) = self._optimizers
         with self._settings():
-            self._whole(lambda: self._apply(name, gradient))
+            told, _ = self._whole(lambda: self._apply(name, gradient, dict(metrics or {}), moments, like))
             self._finish()
+        return self.report(told)
+
+    def report(self, metrics: Mapping[str, float] | None = None, priorities: Tensor | None = None) -> Report:
+        """What it has come to, and what was heard since the last report. For plans; an update reports by itself."""
+        running = self._heard.running()
+        returns, lengths, lags = self._heard.tell()
+        rates = {name: float(optimizer.param_groups[0]["lr"]) for name, optimizer in self._optimizers.items()}
+        return Report(
+            version=self.version,
+            env_steps=self.env_steps,
+            frames=self.env_steps * self.spec.frame_skip,
+            gradient_steps=self.gradient_steps,
+            samples_learned=self.samples_learned,
+            dropped=dict(self.dropped),
+            episode_returns=returns,
+            episode_lengths=lengths,
+            running_return=running[0] if running else None,
+            running_length=running[1] if running else None,
+            lags=lags,
+            metrics=dict(metrics or {}),
+            learning_rates=rates,
+            priorities=priorities,
+        )
 
     def digest(self) -> str:
         """The SHA-256 of the weights: of all tensors in the network's `state_dict`, in its order."""
@@ -226,7 +311,8 @@ class Learner:
     def _learn_from(self, batch: Struct, mean: Mean) -> _Told:
         """All gradient steps on a batch, and what its statistics move."""
         method = self._annealed
-        self._check_batch(batch, mean)
+        if not isinstance(batch, Transitions):  # of which replay holds none that was not looked at
+            self._check_batch(batch, mean)
         with torch.no_grad():
             described = method.describe(batch)
         metrics = Metrics(mean)
@@ -237,16 +323,42 @@ class Learner:
         with torch.no_grad():
             method.statistics(self.net, batch, mean)
         self.samples_learned += metrics.samples
-        return {**metrics.means(), **{name: float(value) for name, value in described.items()}}, metrics.priorities
+        return metrics.means(described), metrics.priorities
 
-    def _apply(self, name: str, gradient: Gradient) -> _Told:
+    def _apply(
+        self, name: str, gradient: Gradient, metrics: dict[str, float], moments: Sequence[Tensor], like: Struct | None
+    ) -> _Told:
         self._replicas[0].groups[name].gradient.copy_(gradient.flat)
         norm = float(gradient.max_grad_norm)
         self._step(name, self._norm(name), None if norm == torch.inf else norm)
         self._check_norms()
+        with torch.no_grad():
+            for told in moments:
+                self._move(told, like)
         self.gradient_steps += 1
         self.samples_learned += round(float(gradient.weight))
-        return {}, None
+        return metrics, None
+
+    def _move(self, told: Tensor, like: Struct | None) -> None:
+        """Move statistics by what `moments` told."""
+        if not len(told):
+            return
+        if like is None:
+            raise ConfigError("moments without like: give a batch shaped as those that they are of.")
+        at = 0
+
+        def repeat(vector: Tensor, weight: Tensor | float) -> Tensor:
+            nonlocal at
+            at += len(vector)
+            return told[at - len(vector) : at].to(vector.device, vector.dtype)
+
+        self._annealed.statistics(self.net, like, repeat)
+
+    def _count(self, told: Rollout | Told) -> int:
+        steps = int(told.env_steps.sum())
+        self.env_steps += steps
+        self._heard.add(told, self.version)
+        return steps
 
     def _whole(self, learn: Callable[[], _Told]) -> _Told:
         """What `learn` returns. If it meets a number that is not finite, it is undone, and raised or counted."""
@@ -390,27 +502,6 @@ class Learner:
         self._optimizers[name].step()
         for replica in self._replicas[1:]:
             replica.groups[name].flat.copy_(group.flat)
-
-    def _report(self, metrics: dict[str, float], priorities: Tensor | None) -> Report:
-        running = self._heard.running()
-        returns, lengths, lags = self._heard.tell()
-        rates = {name: float(optimizer.param_groups[0]["lr"]) for name, optimizer in self._optimizers.items()}
-        return Report(
-            version=self.version,
-            env_steps=self.env_steps,
-            frames=self.env_steps * self.spec.frame_skip,
-            gradient_steps=self.gradient_steps,
-            samples_learned=self.samples_learned,
-            dropped=dict(self.dropped),
-            episode_returns=returns,
-            episode_lengths=lengths,
-            running_return=running[0] if running else None,
-            running_length=running[1] if running else None,
-            lags=lags,
-            metrics=metrics,
-            learning_rates=rates,
-            priorities=priorities,
-        )
 
     @contextmanager
     def _settings(self) -> Iterator[None]:

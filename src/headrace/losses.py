@@ -1,6 +1,7 @@
 """What is minimised: losses as pure functions, one number per sample.
 
 Each result has the shape of the arguments and is reduced by nobody here: the learner weighs the samples and sums them.
+A distribution is one sample: of losses between distributions [..., N] the result is [...].
 All tensor arguments of one function have equal shapes, else ShapeError: nothing is ever broadcast. Gradients flow
 through the first argument only; the others are data.
 
@@ -20,10 +21,13 @@ from headrace.errors import ShapeError
 
 __all__ = [
     "approximate_kl",
+    "categorical_divergence",
     "clipped_share",
     "clipped_squared_error",
     "clipped_surrogate",
+    "huber",
     "policy_gradient",
+    "quantile_huber",
     "squared_error",
 ]
 
@@ -75,6 +79,43 @@ def clipped_squared_error(value: Tensor, behaviour_value: Tensor, target: Tensor
     behaviour_value, target = behaviour_value.detach(), target.detach()
     clipped = behaviour_value + (value - behaviour_value).clamp(-clip_range, clip_range)
     return torch.maximum((value - target).square(), (clipped - target).square())
+
+
+def huber(value: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
+    """½u² where |u| ≤ δ, else δ·(|u| − ½δ), with u = V − target: a gradient of at most δ (Huber 1964).
+
+    Both of one shape. delta: δ, in units of value. Half of `squared_error` where |u| ≤ δ. Raises ShapeError.
+    """
+    if value.shape != target.shape:
+        raise _unequal("huber", "target", target, "value", value)
+    return F.huber_loss(value, target.detach(), reduction="none", delta=delta)
+
+
+def categorical_divergence(logits: Tensor, probability: Tensor) -> Tensor:
+    """KL(m ‖ p) of a target distribution m and p = softmax(logits), in nats (Bellemare et al. 2017, arXiv:1707.06887).
+
+    logits, probability (m): [..., N], over the same N atoms. The result is [...]; it is 0 only where p = m. Its
+    gradient, p − m by logits, is that of the cross-entropy −Σ m log p of algorithm 1. Raises ShapeError.
+    """
+    if logits.shape != probability.shape:
+        raise _unequal("categorical_divergence", "probability", probability, "logits", logits)
+    return F.kl_div(logits.log_softmax(-1), probability.detach(), reduction="none").sum(-1)
+
+
+def quantile_huber(quantile: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
+    """Σ_i mean_j |τ_i − 1{u < 0}|·L_κ(u)/κ, u = target_j − quantile_i (Dabney et al. 2018, arXiv:1710.10044, eq. 10).
+
+    quantile, target: [..., N], where quantile i is that at τ_i = (i + ½)/N, i from 0 on. kappa: κ > 0, in units of
+    value; L_κ is `huber`. The result is [...]. Raises ShapeError.
+    """
+    if quantile.shape != target.shape:
+        raise _unequal("quantile_huber", "target", target, "quantile", quantile)
+    count = quantile.shape[-1]
+    tau = (torch.arange(count, dtype=quantile.dtype, device=quantile.device).unsqueeze(-1) + 0.5) / count
+    u = target.detach().unsqueeze(-2) - quantile.unsqueeze(-1)
+    asymmetry = (tau - (u.detach() < 0).to(tau.dtype)).abs_()
+    loss = F.huber_loss(u, torch.zeros_like(u), reduction="none", delta=kappa)
+    return (loss * asymmetry).mean(-1).sum(-1) / kappa
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:

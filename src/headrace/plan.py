@@ -26,7 +26,7 @@ class Plan(Protocol):
         horizon: int | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> Iterator[Report]:
-        """A generator of reports, one an update, until so many environment steps were learned from.
+        """A generator of reports, of every update at least, until so many environment steps were learned from.
 
         It raises ConfigError at once for what does not fit, and starts roles when the first report is asked for; they
         live as long as the generator. horizon: the environment steps at which schedules end, if not at the last one.

@@ -18,10 +18,15 @@ from dataclasses import dataclass, field
 from headrace.method import Method
 from headrace.methods.a2c import A2C
 from headrace.methods.appo import APPO
+from headrace.methods.dqn import DQN
 from headrace.methods.impala import IMPALA
 from headrace.methods.ppo import PPO
+from headrace.methods.sac import SAC
+from headrace.methods.td3 import TD3
 from headrace.plan import Plan
+from headrace.plans.async_batches import AsyncBatches
 from headrace.plans.sync_batches import SyncBatches
+from headrace.plans.sync_replay import SyncReplay
 
 __all__ = ["PRESETS", "Preset", "choose"]
 
@@ -50,6 +55,7 @@ _MUJOCO = (
     "(Ant|HalfCheetah|Hopper|Humanoid|HumanoidStandup|InvertedDoublePendulum|InvertedPendulum|Pusher|Reacher|Swimmer"
     r"|Walker2d)-v\d+"
 )
+_PENDULUM = SyncReplay(num_envs=4, num_steps=2, ratio=128, batch_size=256, learning_starts=500, buffer_size=20_000)
 _ATARI = r"ALE/.*|\w+NoFrameskip-v4"
 
 PRESETS = (
@@ -70,16 +76,49 @@ PRESETS = (
     Preset(
         "impala/CartPole-v1",
         "CartPole-v1",
-        IMPALA(learning_rate=3e-3, gamma=0.98, gae_lambda=0.9, ent_coef=0.0, max_grad_norm=0.5),
-        SyncBatches(num_envs=8, num_steps=8, max_lag=1),
+        IMPALA(learning_rate=2e-3, gamma=0.98, gae_lambda=0.9, max_grad_norm=0.5),
+        AsyncBatches(actors=2, num_envs=16, num_steps=8, batch_rollouts=2, max_lag=2),
         total_timesteps=300_000,
+        place="processes",
     ),
     Preset(
         "appo/CartPole-v1",
         "CartPole-v1",
         APPO(learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, update_epochs=10, num_minibatches=2),
-        SyncBatches(num_envs=8, num_steps=64, max_lag=1),
+        AsyncBatches(actors=2, num_envs=8, num_steps=64, batch_rollouts=2, max_lag=2),
         total_timesteps=150_000,
+        place="processes",
+    ),
+    Preset(
+        "dqn/CartPole-v1",
+        "CartPole-v1",
+        DQN(
+            learning_rate=2e-3,
+            anneal_lr=True,
+            gamma=0.98,
+            n_step=3,
+            double=True,
+            tau=0.02,
+            target_update_interval=1,
+            exploration_fraction=0.16,
+            exploration_final_eps=0.04,
+        ),
+        SyncReplay(num_envs=4, num_steps=4, ratio=16, batch_size=64),
+        total_timesteps=100_000,
+    ),
+    Preset(
+        "sac/Pendulum-v1",
+        "Pendulum-v1",
+        SAC(learning_rate=2e-3, gamma=0.98, tau=0.02, hidden=(64, 64)),
+        _PENDULUM,
+        total_timesteps=20_000,
+    ),
+    Preset(
+        "td3/Pendulum-v1",
+        "Pendulum-v1",
+        TD3(learning_rate=2e-3, gamma=0.98, tau=0.02, hidden=(64, 64)),
+        _PENDULUM,
+        total_timesteps=20_000,
     ),
     Preset(
         "ppo/Acrobot-v1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +28,10 @@ class Lag(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What one update did, and what the run has come to: plain numbers and arrays of them, nothing with a graph."""
+    """What an update did, and what the run has come to: plain numbers and arrays of them, nothing with a graph.
+
+    A round of experience that no update came of has a report, too: its version is that of the report before.
+    """
 
     version: int
     """Updates behind the weights as they are now."""
@@ -53,6 +57,8 @@ class Report:
     """Mean raw return so far of the episodes that the batch leaves unfinished; None: there is none."""
     running_length: float | None = None
     """Mean number of environment steps of those so far."""
+    more: bool = False
+    """Whether another update follows before new experience is taken."""
     priorities: Tensor | None = field(default=None, repr=False, compare=False)
     """Of replayed rows, in the order in which they were learned [N]."""
     state: Callable[[], dict[str, Any]] | None = field(default=None, repr=False, compare=False)
@@ -78,11 +84,13 @@ class Report:
         p50, p95 = np.percentile(self.lags, (50, 95))
         return Lag(float(p50), float(p95), int(self.lags.max()))
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, copied: bool = True) -> dict[str, Any]:
         """All that the plan holds, to go on from with `run(…, state=…)`, while the plan waits at this report.
 
+        copied: otherwise it is what the plan itself goes on with, good for no longer than it waits: replay is large.
         Raises ConfigError once the plan has gone on.
         """
         if self.state is None:
             raise ConfigError("this report came from a learner by itself; a plan's reports have snapshots.")
-        return self.state()
+        state = self.state()
+        return copy.deepcopy(state) if copied else state

@@ -35,9 +35,9 @@ from headrace.method import Method
 from headrace.place.inline import Inline
 from headrace.place.processes import Processes
 from headrace.plan import Plan
-from headrace.plans.async_batches import AsyncBatches
 from headrace.plans.schedule import Schedule
 from headrace.plans.sync_batches import SyncBatches
+from headrace.plans.sync_replay import SyncReplay
 from headrace.record.folder import RunFolder
 from headrace.record.record import Record
 from headrace.record.track import check_tracking
@@ -50,7 +50,15 @@ __all__ = ["Result", "Run"]
 
 FINAL_EPISODES = 20
 LONGEST = 108_000  # environment steps of an episode of an evaluation: half an hour of Atari without frame skip
-_TOLD = ("actors", "num_envs", "num_steps", "max_lag")  # of a plan's settings, in the heading
+_TOLD = (
+    "actors",
+    "workers",
+    "num_envs",
+    "num_steps",
+    "ratio",
+    "max_lag",
+    "cut_off",
+)  # of a plan's settings, in the heading
 PATIENCE = 3  # evaluations that may fail one after the other
 
 
@@ -108,6 +116,11 @@ class Run:
             learner.net.load_state_dict(load_weights(checkpoint.folder, net=learner.net))
         return learner
 
+    @property
+    def _recorded(self) -> bool:
+        """Whether what is learned depends on time too, and the plan writes a schedule of it."""
+        return getattr(self.plan, "recorded", False)
+
     @contextmanager
     def reports(
         self,
@@ -116,14 +129,14 @@ class Run:
         journal: Callable[[str], object] | None = None,
         schedule: Schedule | None = None,
     ) -> Iterator[Iterator[Report]]:
-        """A report of every update, while the with-block lasts; no role outlives it.
+        """The plan's reports, of every update, while the with-block lasts; no role outlives it.
 
         state: a report's `snapshot()`, to go on from. until: environment steps at which to stop, with schedules as they
         are for the whole run. journal, schedule: of an asynchronous plan, as its `run` says; a synchronous one needs
         none.
         """
         extra: dict[str, Any] = {}
-        if isinstance(self.plan, AsyncBatches):
+        if self._recorded:
             extra = {"journal": journal, "schedule": schedule}
         elif schedule is not None:
             raise ConfigError("only an asynchronous plan has a schedule; run a synchronous one again with its seed.")
@@ -179,12 +192,15 @@ class Run:
             state=None if state is None else state.get("record"),
         )
         # Whether the seed alone says what is learned; what an asynchronous run learned, its schedule says.
-        repeats = not resume and (not isinstance(self.plan, AsyncBatches) or isinstance(self.place, Inline))
+        repeats = not resume and (not self._recorded or isinstance(self.place, Inline))
         with record, _Stopping() as stopping:
             watch = _Watch(self, record, eval_every, eval_episodes, checkpoint_every)
             try:
                 for passed in skipped:
                     record.say(f"passed over: {passed}")
+                if isinstance(self.plan, SyncReplay):
+                    for notice in self.plan.notices(self.learner, state):
+                        record.say(notice)
                 with self._logged(held).reports(state, journal=record.journal) as reports:
                     for report in reports:
                         record.report(report)
@@ -311,14 +327,14 @@ class _Watch:
     def after(self, report: Report, stops: bool) -> None:
         """Do what is due after an update. stops: the run ends here, whether or not it has all its steps."""
         run, steps = self._run, report.env_steps
-        horizon, last = run.horizon or run.total_timesteps, steps >= run.total_timesteps
-        if steps > horizon and not last and not self._noticed:
+        horizon, over = run.horizon or run.total_timesteps, steps >= run.total_timesteps
+        if steps > horizon and not over and not self._noticed:
             rates = ", ".join(f"{rate:g}" for rate in report.learning_rates.values())
             self._record.say(f"schedules ended at {horizon:,} steps; the learning rate stays at {rates}")
             self._noticed = True
         if self._due(self._eval_every, steps) and not stops:
             self._evaluate(report)
-        if self._due(self._checkpoint_every, steps) or last or stops:
+        if self._due(self._checkpoint_every, steps) or (over and not report.more) or stops:
             self._record.checkpoint(report, self._score)
             self._score = None
         self._before = steps

@@ -201,12 +201,21 @@ class Spec:
     shorter than so many steps. None: they reset in the step after, as the library's own do."""
     frame_skip: int = 1
     """Frames that pass in one environment step."""
+    stacked: int | None = None
+    """How many frames an observation, a Box, is a stack of along its first axis, the newest last: each observation is
+    the one before without its oldest frame, and a new one. The first of an episode has copies of its one frame before
+    it, or zeros. None: an observation is none, or nothing is known of it."""
 
     def __post_init__(self) -> None:
-        for name in ("shortest_truncation", "frame_skip"):
+        for name in ("shortest_truncation", "frame_skip", "stacked"):
             given = getattr(self, name)
             if given is not None and given < 1:
                 raise ConfigError(f"Spec({name}={given}): give at least 1.")
+        box = self.observation
+        if self.stacked is not None and not (isinstance(box, Box) and box.shape[:1] == (self.stacked,)):
+            raise ConfigError(
+                f"Spec(stacked={self.stacked}): expected as observation a Box whose first axis is that long, got {box}."
+            )
 
     def final_rows(self, num_steps: int) -> int:
         """How many episodes of one environment can be truncated in so many steps, where it resets within the step."""

@@ -1,7 +1,8 @@
 """A Spec as JSON and back, so that a network can be built again where the environment's package is not installed.
 
     {"observation": {"box": {"shape": [4], "dtype": "float32", "low": "-inf", "high": [4.8, "inf", 0.4, "inf"]}},
-     "action": {"discrete": {"n": 2, "start": 0}}, "shortest_truncation": null, "frame_skip": 1}
+     "action": {"discrete": {"n": 2, "start": 0}}, "shortest_truncation": null, "frame_skip": 1,
+     "stacked": null}
 
 A bound of a box is one number where all elements have the same, else all of them in order; what JSON has no number for
 is a word. A dict of spaces is a list of keys with spaces, since JSON's own keys are strings only.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,27 @@ import torch
 from torch import Tensor
 
 from headrace.data import Loss, Mean, Rollout
+from headrace.struct import Struct, axes
 
-__all__ = ["Heard", "Metrics", "identity"]
+__all__ = ["Heard", "Metrics", "Told", "identity"]
 
 
 def identity(vector: Tensor, weight: Tensor | float) -> Tensor:
     """The mean over one learner."""
     return vector
+
+
+class Told(Struct):
+    """What a rollout tells of episodes and steps, without what is learned from. The fields are those of Rollout."""
+
+    valid: Tensor = axes("T B", torch.bool)
+    version: Tensor = axes("T B", torch.int32)
+    sequence: Tensor = axes("B", torch.int64)
+    env_steps: Tensor = axes("B", torch.int64)
+    episode_return: Tensor = axes("T B", torch.float32)
+    episode_length: Tensor = axes("T B", torch.int32)
+    running_return: Tensor | None = axes("B", torch.float32, default=None)
+    running_length: Tensor | None = axes("B", torch.int32, default=None)
 
 
 class Heard:
@@ -28,7 +42,7 @@ class Heard:
         self._lags: list[np.ndarray[Any, Any]] = []
         self._running: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
 
-    def add(self, rollout: Rollout, version: int) -> None:
+    def add(self, rollout: Rollout | Told, version: int) -> None:
         lengths = rollout.episode_length.numpy()
         ended = lengths > 0
         self._returns.append(rollout.episode_return.numpy()[ended])
@@ -42,7 +56,8 @@ class Heard:
         told, self._running = self._running, []
         returns, lengths = (np.concatenate(columns) for columns in zip(*told, strict=True)) if told else ((), ())
         begun = np.asarray(lengths) > 0
-        return (float(np.mean(returns[begun])), float(np.mean(lengths[begun]))) if begun.any() else None
+        count = int(np.count_nonzero(begun))
+        return (float(returns[begun].sum() / count), float(lengths[begun].sum() / count)) if count else None
 
     def tell(self) -> Iterator[np.ndarray[Any, Any]]:
         for held, dtype in ((self._returns, np.float32), (self._lengths, np.int32), (self._lags, np.int32)):
@@ -87,12 +102,18 @@ class Metrics:
     def samples(self) -> int:
         return round(float(torch.stack(self._rows).double().sum())) if self._rows else 0
 
-    def means(self) -> dict[str, float]:
-        if not self._sums:
+    def means(self, described: Mapping[str, Tensor]) -> dict[str, float]:
+        """Those of the losses, and what was described of the batch; of all who learn together."""
+        names, means = [*self._sums, *described], [torch.stack([*described.values()])] if described else []
+        weight: Tensor | float = 1.0
+        if self._sums:
+            weights = torch.stack([torch.stack(weights).sum() for weights in self._weights.values()])
+            sums = torch.stack([torch.stack(sums).sum() for sums in self._sums.values()])
+            means.insert(0, sums / weights)
+            weight = weights[0]
+        if not means:
             return {}
-        weights = torch.stack([torch.stack(weights).sum() for weights in self._weights.values()])
-        sums = torch.stack([torch.stack(sums).sum() for sums in self._sums.values()])
-        means = sums / weights
+        every = torch.cat([part.float() for part in means])
         if self._mean is not identity:
-            means = self._mean(means, weights[0])
-        return dict(zip(self._sums, means.tolist(), strict=True))
+            every = self._mean(every, weight)
+        return dict(zip(names, every.tolist(), strict=True))

@@ -25,7 +25,17 @@ from torch import Tensor
 
 from headrace.errors import ConfigError, ShapeError
 
-__all__ = ["VTrace", "discounted_return", "gae", "next_value", "standardized", "vtrace"]
+__all__ = [
+    "VTrace",
+    "at_best",
+    "categorical_projection",
+    "discounted_return",
+    "gae",
+    "next_value",
+    "standardized",
+    "td_target",
+    "vtrace",
+]
 
 
 class VTrace(NamedTuple):
@@ -115,6 +125,52 @@ def vtrace(
     following[:-1] += correction[1:].masked_fill(stops[:-1], 0)
     advantage = (rho * (surprise + gamma * following)).masked_fill(skipped, 0)
     return VTrace(value + correction, advantage)
+
+
+def at_best(told: Tensor, value: Tensor) -> Tensor:
+    """What is told of the action with the highest value: [B] of told [B, n], [B, N] of told [B, n, N].
+
+    value [B, n]: told's own means for the maximum of Q-learning; those of the online network, while told is the target
+    network's, for double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461, eq. 4). −∞: an action not allowed.
+    Raises ShapeError.
+    """
+    if value.ndim != 2 or told.shape[:2] != value.shape:
+        raise ShapeError(f"at_best: expected told [B, n, ...] of value [B, n], given {[*told.shape]}, {[*value.shape]}")
+    return told.detach()[torch.arange(len(value), device=value.device), value.argmax(-1)]
+
+
+def td_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
+    """reward + discount·next_value, of replayed transitions: all [B]. No gradient flows.
+
+    reward: the discounted sum of n rewards. discount: γⁿ, 0 where the task ended, and not 0 where only a time limit
+    did. Raises ShapeError.
+    """
+    for name, tensor in (("discount", discount), ("next_value", next_value)):
+        _check("td_target", name, tensor, reward.shape)
+    return torch.addcmul(reward.detach(), discount, next_value.detach())
+
+
+def categorical_projection(probability: Tensor, reward: Tensor, discount: Tensor, v_min: float, v_max: float) -> Tensor:
+    """The distribution of reward + discount·Z on the atoms of Z, [B, N] (Bellemare et al. 2017, arXiv:1707.06887).
+
+    probability [B, N]: of Z at N ≥ 2 atoms, evenly spaced from v_min to v_max. reward, discount [B]: as in `td_target`.
+    Equation 7 there: what lies between two atoms is divided between them, more for the nearer one; what lies outside
+    goes to the last one. Where nothing does, the mean is kept. No gradient flows. Raises ShapeError.
+    """
+    if probability.ndim != 2:
+        raise ShapeError(f"categorical_projection: expected probability [B, N], given {list(probability.shape)}")
+    for name, tensor in (("reward", reward), ("discount", discount)):
+        _check("categorical_projection", name, tensor, probability.shape[:1])
+    probability = probability.detach()
+    last = probability.shape[1] - 1
+    atoms = torch.linspace(v_min, v_max, last + 1, dtype=probability.dtype, device=probability.device)
+    moved = torch.addcmul(reward.detach().unsqueeze(-1), discount.unsqueeze(-1), atoms)
+    place = moved.sub_(v_min).mul_(last / (v_max - v_min)).clamp_(0, last)
+    below = place.floor()
+    above = probability * place.sub_(below)
+    index = below.long()
+    projected = torch.zeros_like(probability).scatter_add_(1, index, probability - above)
+    return projected.scatter_add_(1, index.add_(1).clamp_(max=last), above)
 
 
 def discounted_return(reward: Tensor, before: Tensor, ended: Tensor, gamma: float) -> Tensor:

@@ -772,7 +772,7 @@ def test_going_on_from_a_file_is_going_on_from_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppo", "a2c"])
+@pytest.mark.parametrize("name", ["ppo", "a2c", "dqn"])
 def test_CR_01_a_run_that_goes_on_in_another_process_is_the_same(name: str, tmp_path: Path) -> None:
     """Of 20 updates, stopped after 1, 7, 13 and 19. Environments begin new episodes there, in both runs."""
     learned = runpy.run_path(str(DRIVERS / "going_on.py"))["learned"]

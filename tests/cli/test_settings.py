@@ -16,7 +16,7 @@ import pytest
 import yaml
 from gymnasium.wrappers import FlattenObservation, TimeAwareObservation
 
-from headrace import A2C, PPO, Atari, ConfigError, Inline, Processes, SyncBatches, Threads
+from headrace import A2C, PPO, Atari, ConfigError, Inline, Processes, SyncBatches, SyncReplay, Threads
 from headrace.catalog import METHODS, PLACES, PLANS, find, summary
 from headrace.commands.dialects import ALIASES
 from headrace.commands.options import Options
@@ -345,7 +345,8 @@ def test_flags_of_the_environment() -> None:
 
 
 def test_every_word_of_another_library_stands_for_a_setting_that_there_is() -> None:
-    known = {*fields(PPO), *fields(Options), *(f"plan.{name}" for name in fields(SyncBatches))}
+    plans = {*fields(SyncBatches), *fields(SyncReplay)}
+    known = {*fields(PPO), *fields(Options), *(f"plan.{name}" for name in plans)}
     assert set(ALIASES.values()) <= known
     assert not set(ALIASES) & known
     sb3 = plan_of(["ppo", "CartPole-v1", "--n-envs", "4", "--n-steps", "32", "--n-epochs", "3"]).run

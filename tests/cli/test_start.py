@@ -137,8 +137,10 @@ def test_the_help_of_a_method_alone_has_no_preset(capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().out
     assert "--rmsprop-alpha = 0.99" in printed
     assert "preset" not in printed.replace("overrides a preset", "")
-    assert main(["train", "a3c", "--help"]) == 2
+    assert main(["train", "a2d", "--help"]) == 2
     assert "Nearest: a2c" in capsys.readouterr().err
+    assert main(["train", "a3c", "CartPole-v1"]) == 2
+    assert "it is a2c --plan async-gradients" in capsys.readouterr().err
 
 
 @pytest.fixture(autouse=True)

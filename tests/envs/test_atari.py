@@ -94,6 +94,7 @@ def test_the_spec_of_a_game() -> None:
         observation=Box(np.zeros((4, 84, 84)), np.full((4, 84, 84), 255), torch.uint8),
         action=Discrete(6),
         frame_skip=4,
+        stacked=4,
     )
     other = Atari("Pong", full_action_space=True, stack_num=2, screen_size=42, frame_skip=2).spec
     assert (other.observation.shape, other.action, other.frame_skip) == ((2, 42, 42), Discrete(18), 2)

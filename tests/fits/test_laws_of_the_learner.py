@@ -296,8 +296,8 @@ def test_the_mean_of_gradients_is_the_gradient_of_all(case: Case) -> None:
     cut = 2 if "B" in whole.axis_names and "T" in whole.axis_names else 11
     parts = [whole.at(B=slice(0, cut)), whole.at(B=slice(cut, whole.size("B")))]
     before = {name: tensor.clone() for name, tensor in one.net.state_dict().items()}
-    expected = one.gradient(whole)
-    gradients = [worker.gradient(part) for worker, part in zip(workers, parts, strict=True)]
+    expected, metrics = one.gradient(whole)
+    gradients = [worker.gradient(part)[0] for worker, part in zip(workers, parts, strict=True)]
     total = sum(gradient.weight for gradient in gradients)
     mean = sum(gradient.flat * (gradient.weight / total).float() for gradient in gradients)
     assert torch.equal(total, expected.weight)
@@ -307,8 +307,9 @@ def test_the_mean_of_gradients_is_the_gradient_of_all(case: Case) -> None:
     for name, tensor in one.net.state_dict().items():
         assert torch.equal(tensor, before[name])
     # Whoever applies it has made the step that an update makes, but for clipping.
-    one.apply(expected.replace(flat=mean))
-    assert one.version == one.gradient_steps == 1
+    report = one.apply(expected.replace(flat=mean), metrics)
+    assert report.version == one.gradient_steps == 1
+    assert report.metrics == metrics
     assert_moved(one, workers[0])
 
 
@@ -325,31 +326,24 @@ def test_a_group_of_a_crew_is_such_a_mean(random_rollout: Any) -> None:
     one = Learner(descending(method), spec, seed=1)
     whole = random_rollout(one, 8, 6)
     halves = [whole.at(B=slice(0, 2)).clone(), whole.at(B=slice(2, 6)).clone()]
-    expected = one.update(one.prepare(whole))
+    one.update(one.prepare(whole))
     weights = torch.cat([tensor.flatten() for tensor in one.net.state_dict().values()])
-    length = one._replicas[0].groups["net"].flat.numel()
-    sizes = [
-        (3, torch.float64),
-        (length, torch.float32),
-        (1, torch.float32),
-        (len(expected.metrics) - 1, torch.float32),
-    ]
 
-    def learn(method: Method, spec: Spec, halves: list[Rollout], groups: Any, lanes: Any) -> None:
+    def learn(method: Method, spec: Spec, halves: list[Rollout], group: Any, lanes: Any) -> None:
         rank = role().rank
         learner = Learner(method, spec, seed=1)
 
         def mean(vector: Tensor, weight: Tensor | float) -> Tensor:
-            result: Tensor = groups[len(vector), vector.dtype].mean(vector, float(weight))
+            result: Tensor = group.mean(vector, float(weight))
             return result
 
         learner.update(learner.prepare(halves[rank]), mean)
         lanes[rank].put(torch.cat([tensor.flatten() for tensor in learner.net.state_dict().values()]))
 
     with Threads().crew(seed=1) as crew:
-        groups = {(n, dtype): crew.group(2, like=torch.zeros(n, dtype=dtype)) for n, dtype in sizes}
+        group = crew.group(2, like=torch.zeros(one.longest // 4))
         lanes = crew.lanes(2, like=weights)
-        crew.start(learn, descending(method), spec, halves, groups, lanes, copies=2)
+        crew.start(learn, descending(method), spec, halves, group, lanes, copies=2)
         first, second = (learned.clone() for learned in lanes.take_each())
     assert torch.equal(first, second)
     torch.testing.assert_close(first, weights, rtol=1e-6, atol=1e-6)

@@ -9,19 +9,17 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 
 LATER = {
-    "AsyncBatches, IMPALA, APPO": "HC-19",
-    "replay and its methods": "LC-11 LC-13 LC-14 LC-15 LC-20 LC-27 LC-28 LC-56 HC-14 MG-01 MG-02 MG-03 CR-02",
     "not planned yet": "LC-35 LC-39 HC-03 HC-05 MG-04 PF-04 PF-06",
 }
 """Ids without a test, by what has to be there first."""
 
 PARTLY = {
-    "CR-01": "replay: with the methods that replay",
     "CR-08": "another GPU's index, and loading onto a GPU: where there is one",
     "CR-10": "golden files and other Pythons: with the first release",
     "CR-11": "strace and memory limits: nightly",
     "CR-04": "epsilon of a method that explores so: with DQN; a schedule like it is tested",
-    "PF-02": "tiny environments, and real time: the benchmark of AsyncBatches",
+    "PF-02": "tiny environments, and real time: figures, which the benchmarks rollout and straggler print",
+    "HC-19": "progress shown before the first update: the live view",
     "US-11": "Ray: with the placement",
     "LC-50": "exploration with a restored epsilon: with DQN; greedy evaluation that changes nothing is tested",
 }

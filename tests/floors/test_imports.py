@@ -19,21 +19,23 @@ Sources = Mapping[str, str]
 Rule = Callable[[Sources], list[str]]
 
 LEVELS = {
-    "cli": 10,
-    "commands": 9,
-    "run": 8,
-    "presets": 8,
-    "policy": 7,
-    "record": 7,
-    "configuration": 7,
-    "plan": 6,
+    "cli": 11,
+    "commands": 10,
+    "run": 9,
+    "presets": 9,
+    "policy": 8,
+    "record": 8,
+    "configuration": 8,
+    "plan": 7,
     "catalog": 2,
-    "view": 6,
-    "plans": 6,
-    "checkpoint": 6,
-    "methods": 5,
-    "actor": 5,
-    "learner": 5,
+    "view": 7,
+    "plans": 7,
+    "checkpoint": 7,
+    "methods": 6,
+    "actor": 6,
+    "learner": 6,
+    "critics": 5,
+    "q_nets": 5,
     "nets": 4,
     "normalizers": 3,
     "parameters": 3,
@@ -59,7 +61,7 @@ LEVELS = {
 }
 """A module or folder imports only what has a lower number, and itself. `__main__` counts as `cli`.
 
-The numbers of DESIGN.md §4, with the errors below and the command line above their neighbours."""
+The order of DESIGN.md §4, with the errors below and the command line above their neighbours."""
 
 ROOT = "headrace.__init__"
 """Re-exports the public names: exempt from the rules about which part may name which."""

@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from headrace import Closed, ConfigError, RoleFailed, ShapeError, role
+from headrace import Closed, ConfigError, Processes, RoleFailed, ShapeError, role
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -33,7 +36,10 @@ def reference(parts: list[torch.Tensor], weights: list[float]) -> np.ndarray[Any
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize(("size", "length"), [(1, 3), (2, 7), (3, 1001), (5, 2), (5, 64), (2, 0)])
+@pytest.mark.parametrize(
+    ("size", "length"),
+    [(1, 3), (2, 7), (2, 0), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((3, 1001), (5, 2), (5, 64)))],
+)
 def test_the_mean_is_summed_in_rank_order(
     everywhere: Any, ask: Any, size: int, length: int, dtype: torch.dtype
 ) -> None:
@@ -43,7 +49,9 @@ def test_the_mean_is_summed_in_rank_order(
         digest = __import__("hashlib").sha256()
         assert (group.size, group.rank) == (role().of, role().rank)
         for step in range(3):
-            mean = group.mean(parts[step][role().rank], weights[role().rank])
+            vector = parts[step][role().rank].clone()
+            mean = group.mean(vector, weights[role().rank], vector if step == 1 else None)
+            assert (mean is vector) is (step == 1)
             digest.update(mean.numpy().tobytes())
             mean.fill_(-1.0)  # a copy of our own
         return digest.digest()
@@ -249,3 +257,159 @@ def test_two_groups_at_once(everywhere: Any, ask: Any) -> None:
 
     first, second = everywhere(program)
     assert first == second == [[k / 2] * (3 if k % 2 else 4) for k in range(6)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_long_vector_is_summed_in_parts_with_the_same_bits(everywhere: Any, ask: Any, size: int) -> None:
+    """Longer than what each rank sums by itself, and no multiple of anything."""
+    length, weights = 200_003, WEIGHTS[:size]
+    parts = vectors(size, length, torch.float32, 0)
+
+    def average(group: Any, parts: Any) -> str:
+        digest, rank = __import__("hashlib").sha256(), role().rank
+        for k in (1, 2, 3):
+            vector = parts[rank] * k
+            out = (None, vector, torch.empty_like(vector))[k - 1]
+            mean = group.mean(vector, weights[rank], out)
+            assert out is None or mean is out
+            digest.update(mean.numpy().tobytes())
+        return digest.hexdigest()
+
+    def program(crew: Any) -> Any:
+        return ask(crew, average, crew.group(size, like=torch.zeros(length)), parts, copies=size)
+
+    digest = __import__("hashlib").sha256()
+    for k in (1, 2, 3):
+        digest.update(reference([part * k for part in parts], weights).tobytes())
+    assert everywhere(program) == [digest.hexdigest()] * size
+
+
+def test_vectors_of_several_lengths_and_dtypes(everywhere: Any, ask: Any) -> None:
+    """One after the other in one group, as long as none has more bytes than `like`."""
+
+    def average(group: Any) -> list[Any]:
+        rank, told = role().rank, []
+        for length, dtype in ((3, torch.float32), (1, torch.float64), (0, torch.float32), (4, torch.float32)) * 3:
+            told.append(group.mean(torch.full((length,), float(rank), dtype=dtype), 1.0 + rank).tolist())
+            told.append(group.gather(torch.tensor([rank, 2**62 + rank])).tolist())
+        return told
+
+    third = [2 / 3] * 4
+    given = everywhere(lambda crew: ask(crew, average, crew.group(2, like=torch.zeros(4)), copies=2))
+    assert given[0] == given[1]
+    assert given[0][1::2] == [[[0, 2**62], [1, 2**62 + 1]]] * 12
+    for mean, length in zip(given[0][::2], (3, 1, 0, 4) * 3, strict=True):
+        assert mean == pytest.approx(third[:length])
+
+
+def test_gathered_vectors_stay_as_they_are(place: Any, ask: Any) -> None:
+    def gather(group: Any) -> list[Any]:
+        first = group.gather(torch.tensor([role().rank]))
+        group.gather(torch.tensor([7]))
+        group.gather(torch.tensor([8]))
+        return first.tolist()
+
+    with place.crew() as crew:
+        assert ask(crew, gather, crew.group(3, like=torch.zeros(2)), copies=3) == [[[0], [1], [2]]] * 3
+
+
+WRONG = {
+    "length": lambda group, rank: group.mean(torch.zeros(2 + rank % 2)),
+    "dtype": lambda group, rank: group.mean(torch.zeros(1, dtype=(torch.float32, torch.float64)[rank % 2])),
+    "call": lambda group, rank: group.barrier() if rank % 2 else group.mean(torch.zeros(3)),
+    "kind": lambda group, rank: group.gather(torch.zeros(3)) if rank % 2 else group.mean(torch.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_ranks_that_come_with_different_things_are_all_told(place: Any, ask: Any, wrong: str) -> None:
+    def meet(group: Any, call: Any) -> str:
+        try:
+            call(group, role().rank)
+        except ShapeError as error:
+            return str(error)
+        return "no error"
+
+    with place.crew() as crew:
+        first, *others = ask(crew, meet, crew.group(3, like=torch.zeros(4)), WRONG[wrong], copies=3)
+    assert others == [first] * 2
+    assert "the ranks came with different things: rank 0 with mean of torch.float32 " in first
+    assert "rank 1 with" in first
+
+
+def test_the_driver_is_the_last_rank(place: Any) -> None:
+    def average(group: Any) -> None:
+        group.mean(torch.full((2,), float(group.rank)))
+        assert group.gather(torch.tensor([group.rank])).tolist() == [[0], [1], [2]]
+
+    with place.crew() as crew:
+        group = crew.group(3, like=torch.zeros(2))
+        crew.start(average, group, copies=2)
+        assert group.rank == 2
+        assert group.mean(torch.full((2,), 2.0)).tolist() == [1.0, 1.0]
+        assert group.gather(torch.tensor([2])).tolist() == [[0], [1], [2]]
+        crew.join()
+
+
+def test_how_many_have_arrived_is_seen_without_waiting(place: Any) -> None:
+    def meet(group: Any, told: Any) -> None:
+        if group.rank == 0:
+            told.put(group.arrived)
+        group.barrier()
+        group.barrier()
+
+    with place.crew() as crew:
+        group, told = crew.group(3), crew.channel()
+        crew.start(meet, group, told, copies=2)
+        assert told.take(10.0) in (0, 1)
+        deadline = time.monotonic() + 10.0
+        while group.arrived < 2:
+            assert time.monotonic() < deadline
+            role().sleep(0.01)
+        group.barrier()
+        group.barrier()
+        crew.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("driver", [True, False], ids=["driver", "roles"])
+def test_a_rank_that_dies_or_stops_ends_the_wait_of_all_others(how: int, driver: bool) -> None:
+    """Within 2 s of its death, or of `stall_after`; tripled for a busy machine. What is left is looked for after it."""
+
+    def meet(group: Any, ready: Any) -> None:
+        group.mean(torch.ones(3))
+        if group.rank == 1:
+            ready.put(True)
+            role().sleep(60.0)
+        group.mean(torch.ones(3))
+
+    with pytest.raises(RoleFailed) as caught, Processes(stall_after=1.0).crew() as crew:
+        group, ready = crew.group(3, like=torch.zeros(3), name="learners"), crew.channel()
+        members = crew.start(meet, group, ready, copies=2 if driver else 3)
+        if driver:
+            group.mean(torch.ones(3))
+        ready.take(10.0)
+        os.kill(members[1].pid, how)
+        began = time.monotonic()
+        try:
+            group.mean(torch.ones(3)) if driver else crew.join()
+        finally:
+            seconds = time.monotonic() - began
+    assert (caught.value.role, caught.value.rank, caught.value.signal) == ("meet", 1, how)
+    assert seconds <= 6.0 + (1.0 if how == signal.SIGSTOP else 0.0)
+    if driver:
+        (note,) = caught.value.__notes__
+        assert note.startswith("driver[0] waited to meet rank")
+        assert "rank 1 (" in note
+        assert "in group 'learners' for mean of torch.float32 [3]" in note
+    assert all(not _lives(member.pid) for member in members)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

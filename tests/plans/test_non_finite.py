@@ -255,7 +255,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied(Broken: Any) -> None:
         learner = Learner(A2C(hidden=(4,)), Broken().spec, seed=1, non_finite=non_finite)  # type: ignore[arg-type]
         rollout = learner.example(5, 3)
         rollout.valid.fill_(True)
-        gradient = learner.gradient(learner.prepare(rollout))
+        gradient, _ = learner.gradient(learner.prepare(rollout))
         gradient.flat[3] = math.nan
         before = learner.state()
         if non_finite == "raise":

@@ -96,6 +96,7 @@ def test_infinities_are_words() -> None:
         "action": {"discrete": {"n": 2, "start": -1}},
         "shortest_truncation": None,
         "frame_skip": 1,
+        "stacked": None,
     }
     assert spec_from_json(json.loads(json.dumps(held, allow_nan=False))).observation == box
 

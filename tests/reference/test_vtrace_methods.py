@@ -298,7 +298,7 @@ def test_on_policy_the_targets_of_impala_are_n_step_returns(kind: str) -> None:
     assert float(loss.metrics["losses/value_loss"]) == pytest.approx(errors, rel=1e-5)
     # And so a step of IMPALA is one of A2C, whose advantages are n-step returns minus values.
     a2c = Learner(A2C(hidden=(8,), gamma=GAMMA, max_grad_norm=None), SPECS[kind], seed=3)
-    given, expected = (each.gradient(each.prepare(rollout)).flat for each in (learner, a2c))
+    given, expected = (each.gradient(each.prepare(rollout))[0].flat for each in (learner, a2c))
     assert expected.abs().max() > 1e-2
     torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-6)
 
@@ -400,7 +400,7 @@ def test_every_step_is_learned_from_and_no_reset_row(kind: str, method: Any) -> 
 
     def gradient(rollout: Rollout) -> Tensor:
         learner.load_state(state)
-        return learner.gradient(learner.prepare(rollout)).flat
+        return learner.gradient(learner.prepare(rollout))[0].flat
 
     before = gradient(rollout)
     for t, b in np.ndindex(5, 4):
@@ -431,7 +431,7 @@ def test_microbatches_and_devices_give_the_gradient_of_the_whole(name: str, argu
     method, spec = SPLIT[name], SPECS["same-step"]
     whole, split = Learner(method, spec, seed=3), Learner(method, spec, seed=3, **arguments)
     rollout = made(whole)
-    expected, given = [each.gradient(each.prepare(rollout)) for each in (whole, split)]
+    expected, given = [each.gradient(each.prepare(rollout))[0] for each in (whole, split)]
     assert expected.flat.abs().max() > 1e-2
     torch.testing.assert_close(given.flat, expected.flat, rtol=1e-6, atol=1e-6)
     assert torch.equal(given.weight, expected.weight)
@@ -458,9 +458,9 @@ def test_cut_where_all_episodes_end_the_parts_give_the_whole(kind: str) -> None:
     observation = torch.cat([halves[0].observation[:-1], halves[1].observation])
     whole = learner.example(2 * STEPS, ENVS).replace(observation=observation, **rows).check()
     by_environment = [whole.at(B=slice(0, 2)), whole.at(B=slice(2, ENVS))]
-    expected = learner.gradient(learner.prepare(whole))
+    expected, _ = learner.gradient(learner.prepare(whole))
     for parts in (halves, by_environment):
-        gradients = [learner.gradient(learner.prepare(part)) for part in parts]
+        gradients = [learner.gradient(learner.prepare(part))[0] for part in parts]
         assert sum(gradient.weight for gradient in gradients) == expected.weight
         mean = sum(gradient.flat * (gradient.weight / expected.weight).float() for gradient in gradients)
         torch.testing.assert_close(mean, expected.flat, rtol=1e-5, atol=1e-6)

@@ -12,6 +12,9 @@ from headrace.commands.options import SHORT, SWITCHES, Options
 from headrace.configuration import NOTES
 from headrace.envs.registry import environment
 from headrace.errors import ConfigError
+from headrace.method import Method
+from headrace.plans.checks import check_fresh, check_replayed
+from headrace.plans.sync_replay import SyncReplay
 from headrace.presets import Preset, choose
 from headrace.record.folder import RunFolder
 from headrace.record.machine import cores
@@ -188,7 +191,8 @@ def groups_of(chosen: dict[str, str], origins: dict[str, str], problems: list[st
     if "method" in chosen:
         add("method")
     preset = choose(chosen.get("method", ""), chosen.get("env", ""))
-    for kind, usual in (("plan", "sync-batches"), ("place", preset.place if preset else "inline")):
+    plan = catalog.name_of("plan", type(preset.plan)) if preset else _plan_for(groups["method"].make)
+    for kind, usual in (("plan", plan), ("place", preset.place if preset else "inline")):
         if kind not in chosen:
             chosen[kind], origins[kind] = usual, f"preset {preset.name}" if preset else "default"
         add(kind)
@@ -197,6 +201,12 @@ def groups_of(chosen: dict[str, str], origins: dict[str, str], problems: list[st
     if preset:
         _begin_with(preset, groups)
     return groups, preset.name if preset else ""
+
+
+def _plan_for(method: type[Any] | None) -> str:
+    """The plan of a method without a preset: what it learns from decides."""
+    replays = method is not None and getattr(method, "sampling", None) is not Method.sampling
+    return "sync-replay" if replays else "sync-batches"
 
 
 def _begin_with(preset: Preset, groups: dict[str, Group]) -> None:
@@ -326,11 +336,17 @@ def _object(name: str, group: Group, chosen: Mapping[str, str], problems: list[s
 
 
 def _check_together(found: Mapping[str, Any], problems: list[str]) -> None:
-    """Whether the method can learn from batches as the plan makes them."""
-    sizes = [getattr(found["plan"], name, None) for name in ("num_steps", "num_envs")]
-    if found["method"] is not None and None not in sizes:
+    """Whether the method can learn from what the plan moves."""
+    method, plan = found["method"], found["plan"]
+    sizes = [getattr(plan, name, None) for name in ("num_steps", "num_envs")]
+    if method is not None and plan is not None:
         try:
-            found["method"].check(*sizes)
+            if isinstance(plan, SyncReplay):
+                check_replayed(method, plan)
+            elif catalog.name_of("plan", type(plan)) in catalog.PLANS:
+                check_fresh(method, plan)
+            if method.sampling is None and None not in sizes:
+                method.check(*sizes)
         except ConfigError as error:
             problems.append(str(error))
 

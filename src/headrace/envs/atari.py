@@ -92,6 +92,7 @@ class Atari(Env):
             observation=Box(np.zeros(shape), np.full(shape, 255), torch.uint8),
             action=Discrete(int(self._emulators(1).single_action_space.n)),
             frame_skip=self.frame_skip,
+            stacked=self.stack_num,
         )
 
     def make(self, indices: range) -> VectorEnv:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import gymnasium
 import numpy as np
@@ -186,6 +186,7 @@ class Gymnasium(Env):
             observation=_space(getattr(env, "observation_space", None), f"{self!r} observes"),
             action=_space(getattr(env, "action_space", None), f"{self!r} takes actions of"),
             frame_skip=(env.metadata or {}).get("frame_skip", 1),
+            stacked=_stacked(env),
         )
 
     def _cartpole(self) -> dict[str, Any] | None:
@@ -283,6 +284,8 @@ class _Loop(CheckedVectorEnv):
             with suppress(EnvironmentFault):
                 self._close()
             raise
+        self._steps, self._limits = zip(*map(_unlimited, self._envs), strict=True)
+        self._due = list(self._limits)  # the call in which an episode has taken all of its steps
         self._ended = [False] * len(indices)
         self._reward = np.zeros(len(indices))
 
@@ -309,6 +312,7 @@ class _Loop(CheckedVectorEnv):
     def _reset(self, seed: int) -> Tree:
         self._where.restart([seed_of(seed, index) for index in self._where.indices])
         self._ended = [False] * self.num_envs
+        self._due = list(self._limits)
         self._reward.fill(0.0)
         for row, given in enumerate(self._where.seeds):
             self._begin(row, seed=given)
@@ -337,23 +341,24 @@ class _Loop(CheckedVectorEnv):
             raise where.unfit(row, error) from error.__cause__
 
     def _step(self, action: Array) -> Step:
-        where, guard, beat, ended = self._where, self._guard, self.beat, self._ended
+        where, guard, beat, ended, due = self._where, self._guard, self.beat, self._ended, self._due
         reward, terminated, truncated = self._reward, np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         held = guard.held[0]
         dtype, shape = (held.dtype, held.shape[1:]) if guard.plain else (None, None)
         where.calls += 1
-        row = 0
+        calls, row = where.calls, 0
         try:
-            for row, (env, given) in enumerate(zip(self._envs, _rows(action), strict=True)):
+            for row, (step, given) in enumerate(zip(self._steps, _rows(action), strict=True)):
                 if ended[row]:
                     ended[row] = False
                     reward[row] = 0.0
                     where.begin(row)
+                    due[row] = calls + self._limits[row]
                     self._begin(row)
                     continue
                 if beat is not None:
                     beat(*where.now(row))
-                result = env.step(given)
+                result = step(given)
                 # What is as it should be passes without a call: this runs for every step of every environment.
                 if result.__class__ is not tuple or len(result) != 5 or not isinstance(result[4], dict):
                     raise Unfit(
@@ -368,7 +373,7 @@ class _Loop(CheckedVectorEnv):
                 reward[row] = got if got.__class__ is float or got.__class__ is float64 else number(got)
                 if term is not False and flag(term, "terminated"):
                     terminated[row] = ended[row] = True
-                if trunc is not False and flag(trunc, "truncated"):
+                if calls >= due[row] or (trunc is not False and flag(trunc, "truncated")):
                     truncated[row] = ended[row] = True
             looked_at = self._look()
         except (EnvironmentFault, Closed):
@@ -402,6 +407,19 @@ class _Loop(CheckedVectorEnv):
             raise EnvironmentFault(
                 f"environment {index}: close() raised {_raised(cause)}", environment=index
             ) from cause
+
+
+def _unlimited(env: One) -> tuple[Callable[[Any], Any], float]:
+    """The step of an environment without the outermost wrappers that only count or only watch, and its time limit.
+
+    What they do the loop does by itself; each of them costs a call a step.
+    """
+    limit, inner = math.inf, cast(Any, env)
+    while type(inner) in (gymnasium.wrappers.TimeLimit, gymnasium.wrappers.OrderEnforcing):
+        if type(inner) is gymnasium.wrappers.TimeLimit:
+            limit = min(limit, inner._max_episode_steps)
+        inner = inner.env
+    return inner.step, limit
 
 
 def _rows(action: Tree) -> Iterator[Any]:
@@ -529,6 +547,13 @@ def _functions(given: object, who: str, of: str) -> tuple[Callable[[Any], Any], 
     if not all(map(callable, found)):
         raise ConfigError(f"{who}(wrappers={given!r}): give a list of functions of {of}")
     return found
+
+
+def _stacked(env: One) -> int | None:
+    """How many frames an observation is a stack of, where the outermost wrapper makes it one of a single array."""
+    if not isinstance(env, gymnasium.wrappers.FrameStackObservation) or env.padding_type not in ("reset", "zero"):
+        return None
+    return int(env.stack_size) if isinstance(env.observation_space, gymnasium.spaces.Box) else None
 
 
 def _space(space: object, who: str) -> Spaces:

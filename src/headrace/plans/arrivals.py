@@ -1,34 +1,61 @@
-"""Whose rollout an asynchronous plan's learner takes next: as they come, or as a schedule says they came."""
+"""Whose rollout an asynchronous plan's learner takes next: as they come, or as a schedule says they came.
+
+A rollout here is whatever an actor makes of one: the rollout itself, or the gradient that it computed from it.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from headrace.channel import Crew, Lanes, role, wait
-from headrace.data import Rollout
 from headrace.plans.admission import Admission
 from headrace.plans.schedule import Turn
 
-if TYPE_CHECKING:
-    from headrace.plans.async_batches import AsyncBatches
-
-__all__ = ["NEWEST", "Ages", "Arrivals", "Repeated", "Taken", "begun"]
+__all__ = ["NEWEST", "Ages", "Arrivals", "Repeated", "Rules", "Taken", "begun"]
 
 NEWEST = -1
 """In place of a version: whichever is the newest when the actor gets there."""
 _WORD = 2**32
 
 
-class Taken(NamedTuple):
+class Made(Protocol):
+    """What is taken: it says with which version it was made, and which of its actor's it is."""
+
+    @property
+    def version(self) -> Tensor: ...  # [T, B]
+    @property
+    def sequence(self) -> Tensor: ...  # [B]
+
+
+M = TypeVar("M", bound=Made)
+
+
+class Taken(NamedTuple, Generic[M]):
     """A turn, and a view of its rollout that is valid until the next take."""
 
     turn: Turn
-    rollout: Rollout
+    rollout: M
+
+
+class Rules(NamedTuple):
+    """By which rollouts are taken. batch: so many a round. max_lag: in updates, of which a round has `passes`.
+
+    answered: who has handed a rollout in waits for the weights that it has moved before it begins another.
+    """
+
+    actors: int
+    batch: int
+    max_lag: int | None
+    num_steps: int
+    on_stale: str = "wait"
+    passes: int = 1
+    answered: bool = False
 
 
 def begun(number: int, version: int) -> int:
@@ -36,33 +63,37 @@ def begun(number: int, version: int) -> int:
     return (number + 1) * _WORD + version
 
 
-class Arrivals:
+class Arrivals(Generic[M]):
     """Rollouts as they come, first come, first served, as far as the plan's bound on the lag allows.
 
     starts: a channel to each actor with its promises, (version, rows) each. Who takes one pulls the newest weights
     after that, so that what has not been taken when weights are published acts with these weights, or with later ones.
     """
 
-    def __init__(self, plan: AsyncBatches, crew: Crew, like: Rollout) -> None:
-        ahead = -(-plan.batch_rollouts // plan.actors)  # what an actor has to make of a batch while another is learned
-        self._plan, self._clock = plan, role().clock
+    def __init__(self, rules: Rules, crew: Crew, like: M, name: str = "rollouts") -> None:
+        ahead = -(-rules.batch // rules.actors)  # what an actor has to make of a batch while another is learned
+        self._rules, self._clock = rules, role().clock
         # Of rounds, each of as many updates as there are passes; the last pass is the one that must not be too late.
-        bound = None if plan.on_stale == "drop" else (plan.max_lag - plan.passes + 1) // plan.passes
-        self._admission = Admission(plan.actors, plan.batch_rollouts, bound, ahead)
-        self.starts: Lanes[tuple[int, int]] = crew.lanes(plan.actors, ahead, (0, 0), name="starts")
-        self.lanes: Lanes[Rollout] = crew.lanes(plan.actors, ahead, like, name="rollouts")
+        bound = None
+        if rules.max_lag is not None and rules.on_stale != "drop":
+            bound = (rules.max_lag - rules.passes + 1) // rules.passes
+        self._admission = Admission(rules.actors, rules.batch, bound, ahead)
+        self.starts: Lanes[tuple[int, int]] = crew.lanes(rules.actors, ahead, (0, 0), name="starts")
+        self.lanes: Lanes[M] = crew.lanes(rules.actors, ahead, like, name=name)
         self._ends = self.lanes.to_take
         self._next = 0  # whose turn it is among those that are ready
-        self._versions: list[dict[int, int]] = [{} for _ in range(plan.actors)]  # of rollouts that have begun
+        self._versions: list[dict[int, int]] = [{} for _ in range(rules.actors)]  # of rollouts that have begun
+        self._answered = [0] * rules.actors  # how many of each are in the weights
         self._waited: dict[int, float] = {}  # seconds, by rank
 
-    def take(self, version: int) -> Taken | None:
+    def take(self, version: int) -> Taken[M] | None:
         """The next rollout. version: of the learner's weights."""
-        plan, rank = self._plan, self._ready()
+        rules, rank = self._rules, self._ready()
         rollout = self.lanes[rank].take()
         acted = int(rollout.version[0, 0])
-        late = plan.on_stale == "drop" and version + plan.passes - 1 - acted > plan.max_lag
-        rows = int((rollout.version[:, 0] >= 0).sum()) if plan.on_stale == "cut" else plan.num_steps
+        bound = rules.max_lag if rules.on_stale == "drop" else None
+        late = bound is not None and version + rules.passes - 1 - acted > bound
+        rows = int((rollout.version[:, 0] >= 0).sum()) if rules.on_stale == "cut" else rules.num_steps
         self._versions[rank].pop(int(rollout.sequence[0]), None)
         self._admission.take(rank)
         if not late:
@@ -73,6 +104,7 @@ class Arrivals:
     def advance(self) -> None:
         """The weights of the next round have been published."""
         self._admission.advance(self._started())
+        self._answered = [lane.taken for lane in self.lanes]
         self._promise()
 
     def tell(self) -> dict[str, float]:
@@ -87,7 +119,7 @@ class Arrivals:
         for rank, versions in enumerate(self._versions):
             number = self.lanes[rank].taken
             while number in versions:
-                yield Turn(rank, versions[number], "begun", self._plan.num_steps)
+                yield Turn(rank, versions[number], "begun", self._rules.num_steps)
                 number += 1
 
     def _ready(self) -> int:
@@ -105,7 +137,7 @@ class Arrivals:
                 return rank
             # A rollout that comes too early to be taken changes what may start, so that it is waited for, too.
             pending = [rank for rank, is_there in enumerate(there) if not is_there]
-            if self._plan.on_stale == "cut" and any(there):
+            if self._rules.on_stale == "cut" and any(there):
                 self._cut(allowed)
             wait(*(self._ends[rank] for rank in pending))
             for rank in pending:
@@ -122,8 +154,9 @@ class Arrivals:
     def _promise(self) -> None:
         self._look()
         delivered = [lane.delivered for lane in self.lanes]
-        for rank in self._admission.promise(self._started(), delivered):
-            self.starts[rank].put((NEWEST, self._plan.num_steps))
+        over = self._answered if self._rules.answered else self._started()
+        for rank in self._admission.promise(over, delivered):
+            self.starts[rank].put((NEWEST, self._rules.num_steps))
 
     def _look(self) -> None:
         """Note which rollouts have begun."""
@@ -140,21 +173,20 @@ class Arrivals:
         return lane.delivered != lane.taken
 
 
-class Repeated:
+class Repeated(Generic[M]):
     """Rollouts in the order of a schedule, each of them made with the weights that it names."""
 
     AHEAD = 2
     """Starts that an actor knows of: what it makes, and what it goes on with."""
 
-    def __init__(self, plan: AsyncBatches, crew: Crew, like: Rollout, turns: Sequence[Turn]) -> None:
-        self._plan = plan
+    def __init__(self, actors: int, crew: Crew, like: M, turns: Sequence[Turn], name: str = "rollouts") -> None:
         self._turns = deque(turn for turn in turns if turn.fate != "begun")
-        self._left = [deque(turn for turn in turns if turn.rank == rank) for rank in range(plan.actors)]
-        self._promised = [0] * plan.actors
-        self.starts: Lanes[tuple[int, int]] = crew.lanes(plan.actors, self.AHEAD, (0, 0), name="starts")
-        self.lanes: Lanes[Rollout] = crew.lanes(plan.actors, 1, like, name="rollouts")
+        self._left = [deque(turn for turn in turns if turn.rank == rank) for rank in range(actors)]
+        self._promised = [0] * actors
+        self.starts: Lanes[tuple[int, int]] = crew.lanes(actors, self.AHEAD, (0, 0), name="starts")
+        self.lanes: Lanes[M] = crew.lanes(actors, 1, like, name=name)
 
-    def take(self, version: int) -> Taken | None:
+    def take(self, version: int) -> Taken[M] | None:
         """The next rollout of the schedule; None after the last one. version: of the learner's weights."""
         if not self._turns:
             self._fail()

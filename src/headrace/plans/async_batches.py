@@ -16,7 +16,7 @@ from headrace.envs.base import Env
 from headrace.errors import ConfigError
 from headrace.learner import Learner
 from headrace.method import Method
-from headrace.plans.arrivals import NEWEST, Ages, Arrivals, Repeated, begun
+from headrace.plans.arrivals import NEWEST, Ages, Arrivals, Repeated, Rules, begun
 from headrace.plans.checks import check_actors, check_counts, check_fresh, check_run
 from headrace.plans.schedule import DIGITS, Journal, Schedule, Turn
 from headrace.report import Report
@@ -58,6 +58,11 @@ class AsyncBatches:
                 f"updates after the first one. Give a max_lag of {self.passes - 1} at least."
             )
         check_actors(self.actors, self.num_envs, self.env_timeout)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether what is learned depends on time: such a run writes a schedule."""
+        return True
 
     def run(
         self,
@@ -117,7 +122,11 @@ class AsyncBatches:
             weights = crew.weights(learner.acting, banks, name="weights", version=start, progress=progress)
             columns = self.num_envs // self.actors
             like, seed = learner.example(self.num_steps, columns), (learner.seed, start)
-            turns = Arrivals(self, crew, like) if schedule is None else Repeated(self, crew, like, schedule.turns)
+            turns: Arrivals[Rollout] | Repeated[Rollout]
+            if schedule is None:
+                turns = Arrivals(self._rules, crew, like)
+            else:
+                turns = Repeated(self.actors, crew, like, schedule.turns)
             ends = weights, turns.starts, turns.lanes
             crew.start(collect, self, learner.method, learner.acting, env, seed, *ends, copies=self.actors)
             batch = learner.example(self.num_steps, self.batch_rollouts * columns)
@@ -146,6 +155,7 @@ class AsyncBatches:
                         yield replace(
                             report,
                             lags=lags,
+                            more=number < self.passes - 1,
                             metrics={**report.metrics, **told},
                             state=partial(snapshot, learner.version),
                             crew=crew,
@@ -158,6 +168,10 @@ class AsyncBatches:
             finally:
                 running = False
 
+    @property
+    def _rules(self) -> Rules:
+        return Rules(self.actors, self.batch_rollouts, self.max_lag, self.num_steps, self.on_stale, self.passes)
+
     def _heading(self, learner: Learner, horizon: int) -> dict[str, Any]:
         """What a run depends on besides its turns, as far as a plan can tell."""
         plan = {name: value for name, value in asdict(self).items() if name != "env_timeout"}
@@ -165,7 +179,11 @@ class AsyncBatches:
         return {"seed": learner.seed, "start": learner.version, "weights": digest, "horizon": horizon, "plan": plan}
 
     def _fill(
-        self, places: Sequence[Rollout], turns: Arrivals | Repeated, learner: Learner, journal: Journal | None
+        self,
+        places: Sequence[Rollout],
+        turns: Arrivals[Rollout] | Repeated[Rollout],
+        learner: Learner,
+        journal: Journal | None,
     ) -> list[Turn] | None:
         """Copy rollouts into all places of the batch, and return whose; None where a schedule ends before that."""
         filled: list[Turn] = []

@@ -7,7 +7,8 @@
     = 18 3f5ac0d1 71c2e0ba          an update made version 18, which was published; its weights begin with this digest
     1 18 begun 32 01f7b3aa          it was under way when the run failed
 
-The word at the end of a line is a checksum of all lines up to there. A rollout takes at most 64 bytes.
+The word at the end of a line is a checksum of all lines up to there. A rollout takes at most 64 bytes. Where gradients
+move, such a line is of a gradient, and of the rollout that it was computed from.
 """
 
 from __future__ import annotations
@@ -126,12 +127,13 @@ class Schedule:
     def banks(self) -> int:
         """How many versions of the weights must be held for every rollout to find its own."""
         plan, version = self.heading["plan"], int(self.heading["start"])
+        batch, passes = plan.get("batch_rollouts") or plan["batch_gradients"], plan.get("passes", 1)
         lag = taken = 0
         for turn in self.turns:
             lag = max(lag, version - turn.version)
             taken += turn.fate == "learned"
-            if taken == plan["batch_rollouts"]:
-                taken, version = 0, version + plan["passes"]
+            if taken == batch:
+                taken, version = 0, version + passes
         return lag + 1
 
 

@@ -157,7 +157,7 @@ class Record:
         """Save the report's snapshot and this record. Returns whether they could be written."""
         info: dict[str, Any] = {name: getattr(self.header, name) for name in ("method", "env", "plan", "seed")}
         info["version"] = report.version
-        state = {**report.snapshot(), "record": self.state()}
+        state = {**report.snapshot(copied=False), "record": self.state()}
         try:
             self._checkpoints.save(report.env_steps, state, info, score)
         except CheckpointError as error:

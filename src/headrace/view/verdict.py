@@ -163,7 +163,7 @@ def _cpu(run: _Facts) -> str | None:
     return f"{told}. It goes as fast as this machine lets it; a cheaper environment or more cores would help."
 
 
-FEWER = "a lower --update-epochs, where the method has it"
+FEWER = "a lower --update-epochs or --plan.ratio, whichever there is"
 RULES: tuple[Callable[[_Facts], str | None], ...] = (
     _shares,
     _lock_step,

@@ -10,13 +10,18 @@ from pathlib import Path
 
 import torch
 
-from headrace import A2C, PPO, Inline, Learner, SyncBatches
+from headrace import A2C, DQN, PPO, Inline, Learner, SyncBatches, SyncReplay
 from headrace.checkpoint import load
 from headrace.envs.toy import Recall
 
+BATCHES = SyncBatches(actors=2, num_envs=4, num_steps=5, max_lag=1)
+REPLAY = SyncReplay(
+    actors=2, num_envs=4, num_steps=5, max_lag=1, ratio=0.5, batch_size=8, buffer_size=160, learning_starts=40
+)
 METHODS = {
-    "ppo": PPO(hidden=(8,), num_minibatches=2, memory="gru", normalize_observation=True, anneal_lr=True),
-    "a2c": A2C(hidden=(8,), memory="gru", normalize_reward=True),
+    "ppo": (PPO(hidden=(8,), num_minibatches=2, memory="gru", normalize_observation=True, anneal_lr=True), BATCHES),
+    "a2c": (A2C(hidden=(8,), memory="gru", normalize_reward=True), BATCHES),
+    "dqn": (DQN(hidden=(8,), n_step=2, prioritized_replay_alpha=0.5, target_update_interval=4), REPLAY),
 }
 
 
@@ -42,14 +47,13 @@ def digest(tree):
 
 def learned(name, updates, state=None):
     """Learn up to so many updates: the snapshot there, its digest, and the metrics of each update."""
-    env, method = Recall(length=4), METHODS[name]
+    env, (method, plan) = Recall(length=4), METHODS[name]
     learner = Learner(method, env.spec, seed=1)
-    plan = SyncBatches(actors=2, num_envs=4, num_steps=5, max_lag=1)
     metrics = []
     reports = plan.run(learner, env, Inline(), env_steps=500, state=state)
     for report in reports:
         metrics.append(dict(report.metrics))
-        if report.version == updates:
+        if report.version == updates and not report.more:
             snapshot = report.snapshot()
             reports.close()
             return snapshot, digest(snapshot), metrics
