@@ -42,6 +42,7 @@ lint: $(STAMP)  ## formatting, style, types
 	$(BIN)/mypy
 
 BENCHMARKS := toy transport weights counting rollout overlap ppo-cartpole ppo-sb3-defaults ppo-halfcheetah ppo-pong
+BENCHMARKS += impala-cartpole straggler replay dqn-cartpole sac-pendulum gradients
 
 bench: $(STAMP)  ## every benchmark
 	set -e; for workload in $(BENCHMARKS); do $(BIN)/python -m benchmarks $$workload; done

@@ -8,7 +8,8 @@ import sys
 from benchmarks.harness import compare
 
 WORKLOADS = ["toy", "transport", "weights", "counting", "ppo-cartpole", "overlap", "rollout"]
-WORKLOADS += ["ppo-sb3-defaults", "ppo-halfcheetah", "ppo-pong", "replay", "gradients"]
+WORKLOADS += ["ppo-sb3-defaults", "ppo-halfcheetah", "ppo-pong", "impala-cartpole", "straggler"]
+WORKLOADS += ["replay", "dqn-cartpole", "sac-pendulum", "gradients"]
 
 
 def main() -> None:

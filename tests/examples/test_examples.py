@@ -25,7 +25,6 @@ PAGES = (
     "sync-batches.md",
     "async-batches.md",
     "sync-replay.md",
-    "replay.md",
     "sync-gradients.md",
     "async-gradients.md",
     "environments.md",
