@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from headrace.data import Decision
-from headrace.distributions import Categorical
+from headrace.distributions import Categorical, InBox
 from headrace.errors import ConfigError
 from headrace.nets import ACTIVATIONS, MLP, Activation, Encoder, linear
 from headrace.spaces import MASK, Box, Discrete, Space, Spec
@@ -31,65 +30,21 @@ __all__ = [
     "Critics",
     "DeterministicPolicy",
     "Exploration",
-    "InBox",
     "OffPolicyNet",
     "SquashedPolicy",
     "Stack",
 ]
 
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
-_LARGEST_INTEGER = 2**24  # up to which float32 has all of them
 _LOG_STD = (-20.0, 2.0)  # Haarnoja et al.'s own
 _SMALL = 0.01  # gain of a policy's last layer, so that it begins in the middle of the Box
 
 
-class InBox(nn.Module):
-    """Scales actions [..., d] from −1 to 1 to a Box; of integers, to the nearest one. None leaves the Box.
-
-    Raises ConfigError for a Box without bounds, or with integers too large for float32.
-    """
-
-    def __init__(self, space: Box) -> None:
-        super().__init__()
-        if not space.bounded:
-            raise ConfigError(f"policies that replay need bounds on every action; {space} lacks some.")
-        self.shape, self.dtype, self.size = space.shape, space.dtype, math.prod(space.shape)
-        low, high = (torch.as_tensor(np.array(bound)).flatten() for bound in (space.low, space.high))
-        self.values: Tensor | None = None  # of integers: how many each dimension has
-        if not self.dtype.is_floating_point:
-            low, high = low.double(), high.double()
-            if max(low.abs().max(), high.abs().max()) > _LARGEST_INTEGER:
-                raise ConfigError(
-                    f"there is no policy over {space}: of integers beyond ±2²⁴ it could not choose every one. Narrow "
-                    "the bounds in a wrapper, or use MultiDiscrete."
-                )
-            self.values = (high - low + 1).float()
-        # Halves first: the sum of bounds of float32 may lie beyond float32.
-        self.register_buffer("middle", (high / 2 + low / 2).float(), persistent=False)
-        self.register_buffer("half_range", (high / 2 - low / 2).float(), persistent=False)
-        self.register_buffer("low", low, persistent=False)
-        self.register_buffer("high", high, persistent=False)
-
-    middle: Tensor
-    half_range: Tensor
-    low: Tensor
-    high: Tensor
-
-    def forward(self, action: Tensor) -> Tensor:
-        """[..., d] → [..., *shape] of the Box's dtype."""
-        scaled = self.middle + self.half_range * action
-        if not self.dtype.is_floating_point:
-            scaled = scaled.round()
-        # Clipped in the precision of the bounds: float32 may round one of float64 to what lies outside.
-        clipped = scaled.to(self.low.dtype).clamp(self.low, self.high)
-        return clipped.reshape(*action.shape[:-1], *self.shape).to(self.dtype)
-
-    def uniform(self, *leading: int, rng: torch.Generator) -> Tensor:
-        """Actions [..., d] that are uniform in the Box; of integers, each equally often."""
-        drawn = torch.rand(*leading, self.size, generator=rng)
-        if self.values is not None:
-            drawn = (drawn * self.values).floor_().div_((self.values - 1).clamp_min(1))
-        return drawn.mul_(2).sub_(1)
+def bounded(space: Box) -> InBox:
+    """What scales actions to this Box. Raises ConfigError for one without bounds on every side."""
+    if not space.bounded:
+        raise ConfigError(f"policies that replay need bounds on every action; {space} lacks some.")
+    return InBox(space)
 
 
 class Exploration(NamedTuple):
@@ -123,7 +78,7 @@ class SquashedPolicy(nn.Module):
     def __init__(self, spec: Spec, hidden: Sequence[int], activation: str, rng: torch.Generator) -> None:
         super().__init__()
         self.encoder = Encoder(spec.observation, rng)
-        self.in_box = InBox(spec.action)
+        self.in_box = bounded(spec.action)
         outputs = 2 * self.in_box.size
         self.mlp = MLP(self.encoder.outputs, hidden, outputs, gain=_SMALL, activation=activation, rng=rng)
 
@@ -200,7 +155,7 @@ class DeterministicPolicy(nn.Module):
     def __init__(self, spec: Spec, hidden: Sequence[int], activation: str, rng: torch.Generator) -> None:
         super().__init__()
         self.encoder = Encoder(spec.observation, rng)
-        self.in_box = InBox(spec.action)
+        self.in_box = bounded(spec.action)
         size = self.in_box.size
         self.mlp = MLP(self.encoder.outputs, hidden, size, gain=_SMALL, activation=activation, rng=rng)
 

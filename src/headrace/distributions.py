@@ -26,6 +26,7 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "Distribution",
+    "InBox",
     "MultiCategorical",
     "Normal",
     "SquashedNormal",
@@ -270,11 +271,12 @@ class _CategoricalTerms(torch.autograd.Function):
         return gradient, None
 
 
-class _Scaled(Distribution):
-    """Actions of a Box as a vector [..., d] in which -1 and 1 stand for its bounds; of integers, the nearest."""
+class InBox(nn.Module):
+    """Scales actions [..., d] in which -1 and 1 stand for the bounds of a Box; of integers, to the nearest one.
 
-    low: Tensor
-    half_range: Tensor
+    None leaves the Box. A dimension without bounds on both sides keeps its unit. Raises ConfigError for integers that
+    float32 does not have.
+    """
 
     def __init__(self, space: Box) -> None:
         super().__init__()
@@ -288,18 +290,56 @@ class _Scaled(Distribution):
                     "the bounds in a wrapper, or use MultiDiscrete."
                 )
         middle, half_range = ((high + part * low).float() / 2 for part in (1, -1))
-        # A dimension without bounds on both sides keeps its unit.
         bounded = half_range.isfinite()
         self.register_buffer("middle", torch.where(bounded, middle, 0.0), persistent=False)
         self.register_buffer("half_range", torch.where(bounded, half_range, 1.0), persistent=False)
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
-        self._box = [bound.numpy() for bound in (self.middle, self.half_range, low, high)]  # where by_numpy
+        self._arrays = [bound.numpy() for bound in (self.middle, self.half_range, low, high)]  # where by_numpy
         self._scales = not ((self.middle == 0).all() and (self.half_range == 1).all())
-        self.log_std = nn.Parameter(torch.zeros(self.size))
 
     middle: Tensor
+    half_range: Tensor
+    low: Tensor
     high: Tensor
+
+    def forward(self, action: Tensor) -> Tensor:
+        """[..., d] → [..., *shape] of the Box's dtype."""
+        # Clipped in the precision of the bounds: float32 may round one of float64 to what lies outside.
+        if by_numpy(action):
+            middle, half_range, low, high = self._arrays
+            array = action.numpy()
+            if self._scales:
+                array = middle + half_range * array
+            if not self.dtype.is_floating_point:
+                array = array.round()
+            array = np.minimum(np.maximum(array.astype(low.dtype, copy=False), low), high)
+            if len(self.shape) != 1:
+                array = array.reshape(*array.shape[:-1], *self.shape)
+            return torch.from_numpy(array).to(self.dtype)
+        scaled = self.middle + self.half_range * action
+        if not self.dtype.is_floating_point:
+            scaled = scaled.round()
+        clipped = scaled.to(self.low.dtype).clamp(self.low, self.high)
+        return clipped.reshape(*action.shape[:-1], *self.shape).to(self.dtype)
+
+    def uniform(self, *leading: int, rng: torch.Generator) -> Tensor:
+        """Actions [..., d] that are uniform in the Box; of integers, each equally often."""
+        drawn = torch.rand(*leading, self.size, generator=rng)
+        if not self.dtype.is_floating_point:
+            count = (self.high - self.low + 1).float()  # in each dimension
+            drawn = (drawn * count).floor_().div_((count - 1).clamp_min(1))
+        return drawn.mul_(2).sub_(1)
+
+
+class _Scaled(Distribution):
+    """Actions of a Box as a vector [..., d] in which -1 and 1 stand for its bounds."""
+
+    def __init__(self, space: Box) -> None:
+        super().__init__()
+        self.in_box = InBox(space)
+        self.size = self.in_box.size
+        self.log_std = nn.Parameter(torch.zeros(self.size))
 
     def noise(self, *leading: int, rng: torch.Generator) -> Tensor:
         return torch.randn(*leading, self.size, generator=rng)
@@ -317,25 +357,6 @@ class _Scaled(Distribution):
         distance = (action - mean) * (-self.log_std).exp()
         return -(0.5 * distance.square() + self.log_std + _HALF_LOG_TAU).sum(-1)
 
-    def _in_box(self, action: Tensor) -> Tensor:
-        if by_numpy(action):
-            middle, half_range, low, high = self._box
-            array = action.numpy()
-            if self._scales:
-                array = middle + half_range * array
-            if not self.dtype.is_floating_point:
-                array = array.round()
-            array = np.minimum(np.maximum(array.astype(low.dtype, copy=False), low), high)
-            if len(self.shape) != 1:
-                array = array.reshape(*array.shape[:-1], *self.shape)
-            return torch.from_numpy(array).to(self.dtype)
-        scaled = self.middle + self.half_range * action
-        if not self.dtype.is_floating_point:
-            scaled = scaled.round()
-        # Clipped in the precision of the bounds: float32 may round one of float64 to what lies outside.
-        clipped = scaled.to(self.low.dtype).clamp(self.low, self.high)
-        return clipped.reshape(*action.shape[:-1], *self.shape).to(self.dtype)
-
 
 class Normal(_Scaled):
     """A normal distribution with independent dimensions around the network's output, whose spread is learned.
@@ -352,7 +373,7 @@ class Normal(_Scaled):
         return self._log_density(logits, action), entropy.expand(logits.shape[:-1])
 
     def environment_action(self, action: Tensor) -> Tensor | None:
-        return self._in_box(action)
+        return cast(Tensor, self.in_box(action))
 
 
 class SquashedNormal(_Scaled):
@@ -383,7 +404,7 @@ class SquashedNormal(_Scaled):
         return self.log_prob(logits, action), (self.log_std + (0.5 + _HALF_LOG_TAU)).sum() + slope
 
     def environment_action(self, action: Tensor) -> Tensor | None:
-        return self._in_box(action.tanh())
+        return cast(Tensor, self.in_box(action.tanh()))
 
 
 def distribution_over(space: Spaces, squashed: bool = False) -> Distribution:
