@@ -13,7 +13,9 @@ import torch
 from benchmarks.learning import LEARNED, TASKS, train
 from headrace import Inline, Learner
 
-CARTPOLE = ["ppo-cartpole", "a2c-cartpole"]
+ASYNCHRONOUS = [f"{method}-cartpole-{place}" for method in ("impala", "appo") for place in ("threads", "processes")]
+GRADIENTS = ["ppo-sync-gradients-cartpole", "a2c-async-gradients-2-cartpole", "a2c-async-gradients-4-cartpole"]
+CARTPOLE = ["ppo-cartpole", "a2c-cartpole", *ASYNCHRONOUS, *GRADIENTS]
 OPTIMUM = ["ppo-thermostat", "ppo-sign", "ppo-highest-allowed", "ppo-scales", "ppo-ladder"]  # is known
 NIGHTLY = ["ppo-minigrid"]
 LEARNED_BY_ALL = [*CARTPOLE, "a2c-recall-gru", "ppo-acrobot", "ppo-pendulum", "ppo-hidden-gru", *OPTIMUM, *NIGHTLY]
@@ -28,6 +30,7 @@ BLIND = 250  # on CartPole without velocities, for who remembers nothing
     "name",
     [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else pytest.mark.slow) for name in LEARNED_BY_ALL],
 )
+@pytest.mark.timeout(200)
 def test_it_learns(name: str) -> None:
     result = train(TASKS[name], seed=1)
     assert result["score"] >= TASKS[name].threshold, result

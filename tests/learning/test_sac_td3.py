@@ -1,4 +1,4 @@
-"""SAC and TD3 learn: one seed here, ten seeds in the results that were committed."""
+"""SAC and TD3 learn: one seed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.learning import TASKS, train
+from benchmarks.learning import UNSCORED, train
 
 EARLY = {"env_steps": 10_000, "threshold": -250}
 
@@ -15,14 +15,14 @@ EARLY = {"env_steps": 10_000, "threshold": -250}
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["sac-pendulum", "td3-pendulum"])
 def test_the_pendulum_is_swung_up_within_10_000_steps(name: str) -> None:
-    task = replace(TASKS[name], **EARLY)
+    task = replace(UNSCORED[name], **EARLY)
     result = train(task, seed=1)
     assert result["score"] >= task.threshold, result
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["sac-pendulum", "td3-pendulum", "sac-cartpole"])
+@pytest.mark.parametrize("name", ["sac-pendulum", "td3-pendulum"])
 def test_it_learns(name: str) -> None:
-    result = train(TASKS[name], seed=1)
-    assert result["score"] >= TASKS[name].threshold, result
+    result = train(UNSCORED[name], seed=1)
+    assert result["score"] >= UNSCORED[name].threshold, result
