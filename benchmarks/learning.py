@@ -210,6 +210,13 @@ UNSCORED: Mapping[str, Task] = {
         threshold=475,
         evaluations=5,
     ),
+    "sac-cartpole": Task(
+        SAC(learning_rate=2e-3, anneal_lr=True, tau=0.02, n_step=10, ent_coef=0.02, reward_scale=0.1, hidden=(256,)),
+        CARTPOLE,
+        SyncReplay(num_envs=4, num_steps=4, ratio=64, batch_size=256, buffer_size=15_000),
+        env_steps=50_000,
+        threshold=450,
+    ),
     "sac-pendulum": Task(
         SAC(learning_rate=2e-3, gamma=0.98, tau=0.02, hidden=(64, 64)),
         Gymnasium("Pendulum-v1"),

@@ -94,9 +94,13 @@ class Actor:
     def load(self, weights: Weights, version: int | None = None, at_least: int | None = None) -> Note:
         """Act from now on with these weights, and with what the method's schedules give there."""
         note = weights.pull(self.net, version, at_least)
+        self.heed(note)
+        return note
+
+    def heed(self, note: Note) -> None:
+        """Act from now on as of this version and share of the run, with the network as it is."""
         self.version = note.values.get("updates", note.version)  # where versions of the weights count something else
         self._now = self.method.anneal(note.values.get("progress", 0.0))
-        return note
 
     def rollout(self, sequence: int = 0, stop: Callable[[int], bool] | None = None) -> Rollout:
         """The next T steps of all environments, numbered `sequence`: views that the next call overwrites.

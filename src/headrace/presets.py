@@ -107,6 +107,13 @@ PRESETS = (
         total_timesteps=100_000,
     ),
     Preset(
+        "sac/CartPole-v1",
+        "CartPole-v1",
+        SAC(learning_rate=2e-3, anneal_lr=True, tau=0.02, n_step=10, ent_coef=0.02, reward_scale=0.1, hidden=(256,)),
+        SyncReplay(num_envs=4, num_steps=4, ratio=64, batch_size=256, buffer_size=15_000),
+        total_timesteps=50_000,
+    ),
+    Preset(
         "sac/Pendulum-v1",
         "Pendulum-v1",
         SAC(learning_rate=2e-3, gamma=0.98, tau=0.02, hidden=(64, 64)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -31,6 +31,11 @@ class Told(Struct):
     episode_length: Tensor = axes("T B", torch.int32)
     running_return: Tensor | None = axes("B", torch.float32, default=None)
     running_length: Tensor | None = axes("B", torch.int32, default=None)
+
+    @classmethod
+    def of(cls, rollout: Rollout, **fields: Any) -> Self:
+        """What this rollout tells. fields: those that a subclass adds."""
+        return cls(**{name: getattr(rollout, name) for name in Told.__dataclass_fields__}, **fields)
 
 
 class Heard:

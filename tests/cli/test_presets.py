@@ -21,6 +21,7 @@ EXAMPLES = {
     "impala/CartPole-v1": "CartPole-v1",
     "appo/CartPole-v1": "CartPole-v1",
     "dqn/CartPole-v1": "CartPole-v1",
+    "sac/CartPole-v1": "CartPole-v1",
     "sac/Pendulum-v1": "Pendulum-v1",
     "td3/Pendulum-v1": "Pendulum-v1",
     "ppo/Acrobot-v1": "Acrobot-v1",

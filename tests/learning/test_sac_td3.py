@@ -22,7 +22,7 @@ def test_the_pendulum_is_swung_up_within_10_000_steps(name: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["sac-pendulum", "td3-pendulum"])
+@pytest.mark.parametrize("name", ["sac-pendulum", "td3-pendulum", "sac-cartpole"])
 def test_it_learns(name: str) -> None:
     result = train(UNSCORED[name], seed=1)
     assert result["score"] >= UNSCORED[name].threshold, result

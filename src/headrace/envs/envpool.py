@@ -66,10 +66,14 @@ class EnvPool(Env):
         actions = [spec for key, spec in found.action_array_spec.items() if not key.endswith("env_id")]
         if len(actions) != 1:
             raise ConfigError(f"{self!r} takes actions of {len(actions)} parts: supported is one")
+        observation = _tree({key: _space(spec, f"{self!r} observes {key!r}") for key, spec in observed.items()})
+        frames = getattr(found.config, "stack_num", None)
         return Spec(
-            observation=_tree({key: _space(spec, f"{self!r} observes {key!r}") for key, spec in observed.items()}),
+            observation=observation,
             action=_space(actions[0], f"{self!r} takes actions"),
             frame_skip=getattr(found.config, "frame_skip", 1),
+            # Frames in colour lie three to an image: then the first axis is none of frames.
+            stacked=frames if isinstance(observation, Box) and observation.shape[:1] == (frames,) else None,
         )
 
     def make(self, indices: range) -> VectorEnv:

@@ -17,10 +17,8 @@ from headrace.envs.base import Env
 from headrace.errors import ConfigError
 from headrace.learner import Learner
 from headrace.plans.arrivals import NEWEST, Ages, Arrivals, Repeated, Rules, begun
-from headrace.plans.checks import check_counts, check_fresh, check_run
-from headrace.plans.own import act_with, told
+from headrace.plans.checks import check_actors, check_counts, check_fresh, check_run
 from headrace.plans.schedule import DIGITS, Journal, Schedule, Turn
-from headrace.plans.sync_gradients import check_workers
 from headrace.report import Report
 from headrace.struct import Struct, axes
 from headrace.tally import Told
@@ -66,7 +64,7 @@ class AsyncGradients:
         check_counts(self, workers=1, num_envs=1, num_steps=1, batch_gradients=1)
         if self.max_lag is not None:
             check_counts(self, max_lag=0)
-        check_workers(self.workers, self.num_envs, self.env_timeout)
+        check_actors(self.workers, self.num_envs, self.env_timeout, "workers")
 
     @property
     def recorded(self) -> bool:
@@ -201,7 +199,7 @@ class Pattern:
         rollout = trial.example(num_steps, num_envs)
         batch = trial.prepare(rollout)
         names, fields = compute(trial, batch)
-        return cls(names, Sent(**told(rollout), **fields), batch)
+        return cls(names, Sent.of(rollout, **fields), batch)
 
 
 class Mean:
@@ -269,7 +267,7 @@ def work(
             note = weights.pull(learner.net, version=None if asked == NEWEST else asked)
             start.control = begun(number, note.version)
             learner.anneal(note["progress"])
-            act_with(actor, note.version, note["progress"])
+            actor.heed(note)
             rollout = actor.rollout(number)
             _, fields = compute(learner, learner.prepare(rollout))
-            lane.put(Sent(**told(rollout), **fields))
+            lane.put(Sent.of(rollout, **fields))

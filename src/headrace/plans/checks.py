@@ -22,15 +22,15 @@ def check_counts(plan: Any, **least: int) -> None:
             raise ConfigError(f"{name}={given!r}: give an integer from {low} on.")
 
 
-def check_actors(actors: int, num_envs: int, env_timeout: float | None) -> None:
-    """Raise ConfigError unless actors have equal shares of the environments, and a time limit that can pass."""
+def check_actors(actors: int, num_envs: int, env_timeout: float | None, called: str = "actors") -> None:
+    """Raise ConfigError unless they have equal shares of the environments, and a time limit that can pass."""
     if env_timeout is not None and not env_timeout > 0:
         raise ConfigError(f"env_timeout={env_timeout!r}: give seconds above 0, or None.")
     if num_envs % actors:
         below = num_envs // actors * actors
         fitting = [str(count) for count in (below, below + actors) if count]
         raise ConfigError(
-            f"num_envs {num_envs} cannot be divided evenly among {actors} actors. "
+            f"num_envs {num_envs} cannot be divided evenly among {actors} {called}. "
             f"Nearest: num_envs {' or '.join(fitting)}."
         )
 

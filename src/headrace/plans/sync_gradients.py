@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from headrace.actor import Actor
-from headrace.channel import Group, Lanes, Placement, role
+from headrace.channel import Group, Lanes, Note, Placement, role
 from headrace.data import Rollout
 from headrace.envs.base import Env
 from headrace.errors import ConfigError, HeadraceError
 from headrace.learner import Learner
-from headrace.plans.checks import check_counts, check_fresh, check_run
-from headrace.plans.own import act_with, told
+from headrace.plans.checks import check_actors, check_counts, check_fresh, check_run
 from headrace.plans.schedule import DIGITS, Journal, Schedule, Turn
 from headrace.report import Report
 from headrace.tally import Told
@@ -54,7 +53,7 @@ class SyncGradients:
 
     def __post_init__(self) -> None:
         check_counts(self, workers=1, num_envs=1, num_steps=1, verify_every=1)
-        check_workers(self.workers, self.num_envs, self.env_timeout)
+        check_actors(self.workers, self.num_envs, self.env_timeout, "workers")
         if self.cut_off is not None and not 0 < self.cut_off <= 1:
             raise ConfigError(f"cut_off={self.cut_off!r}: give a share of the workers above 0, up to 1, or None.")
 
@@ -123,7 +122,7 @@ class SyncGradients:
             longest = torch.zeros(learner.longest // 4)
             group = crew.group(self.workers, longest, name="workers")
             like = learner.example(self.num_steps, self.num_envs // self.workers)
-            lanes = crew.lanes(max(1, self.workers - 1), like=Told(**told(like)), name="told")
+            lanes = crew.lanes(max(1, self.workers - 1), like=Told.of(like), name="told")
             if self.workers > 1:
                 given = learner.maker, [str(device) for device in learner.devices], learner.state()
                 limits = env_steps, horizon, lengths
@@ -204,7 +203,7 @@ class Worker:
         learner, plan = self._learner, self._plan
         progress = min(1.0, learner.env_steps / self._horizon)
         learner.anneal(progress)
-        act_with(actor, learner.version, progress)
+        actor.heed(Note(learner.version, {"progress": progress}))
         number = learner.version
         if self._lengths is not None:
             place = (number - self._start) * plan.workers
@@ -278,23 +277,10 @@ def work(
             if rollout is None:
                 return
             batch = learner.prepare(rollout)
-            lanes[me.rank].put(Told(**told(rollout)))
+            lanes[me.rank].put(Told.of(rollout))
             worker.agree(rollout)
             worker.count_others()
             worker.update(batch)
-
-
-def check_workers(workers: int, num_envs: int, env_timeout: float | None) -> None:
-    """Raise ConfigError unless workers have equal shares of the environments, and a time limit that can pass."""
-    if env_timeout is not None and not env_timeout > 0:
-        raise ConfigError(f"env_timeout={env_timeout!r}: give seconds above 0, or None.")
-    if num_envs % workers:
-        below = num_envs // workers * workers
-        fitting = [str(count) for count in (below, below + workers) if count]
-        raise ConfigError(
-            f"num_envs {num_envs} cannot be divided evenly among {workers} workers. "
-            f"Nearest: num_envs {' or '.join(fitting)}."
-        )
 
 
 def check_equal(digests: Sequence[int], version: int) -> None:
