@@ -21,18 +21,19 @@ SETTINGS: dict[str, Any] = {
     "seed": 1,
 }
 OURS = ("impala_1", "impala_2", "appo_1", "roof")  # method and actors
-THEIRS = {"rllib_impala": [("IMPALA",), ("APPO",)], "sample_factory": [()]}
+THEIRS = {"rllib_impala": ("rllib", [("IMPALA",), ("APPO",)]), "sample_factory": ("sample_factory", [()])}
+"""Programs: the environment that each needs, and in which forms it is run."""
 
 
 def workload() -> Workload:
     # Ours trains for longer: what peers take as long for is over in a second.
     longer = {**SETTINGS, "env_steps": 6 * SETTINGS["env_steps"]}
     cases = [Case("headrace", "benchmarks.ours_impala", (how, json.dumps(longer))) for how in OURS]
-    for peer, forms in THEIRS.items():
+    for program, (peer, forms) in THEIRS.items():
         python = peers.python_with(peer)
         if python is not None:
             words = json.dumps(SETTINGS)
-            cases += [Case(peer, f"benchmarks.peers.{peer}", (*form, words), python=python) for form in forms]
+            cases += [Case(peer, f"benchmarks.peers.{program}", (*form, words), python=python) for form in forms]
     targets = {"vs_rllib_impala": "≥ 8", "vs_sample_factory": "≥ 8", "roof_share": "≤ 1"}
     return Workload("impala-cartpole", "env steps/s", cases, ratios, targets)
 

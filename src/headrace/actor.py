@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -114,6 +115,9 @@ class Actor:
         )
         written, single = self._written[0], isinstance(self._rows[0], Tensor)
         beat = None if self._apart else self._watched
+        # Where nobody else is asked: past two calls that only pass on.
+        own = self._device is None and self._decide == self._act
+        decide = partial(method.act, self.net) if own else self._decide
         actions: list[Tree] = []
         log_probs: list[Tensor] = []
         logits: list[Tensor] = []  # of a method that gives these instead
@@ -128,7 +132,7 @@ class Actor:
             for held, leaf in zip(self._written, self._last, strict=True):
                 held[0] = leaf
             for step, row in enumerate(self._rows[:-1]):
-                decision = self._decide(row, memory, noise[step])
+                decision = decide(row, memory, noise[step])
                 action = decision.action if decision.environment_action is None else decision.environment_action
                 if beat is not None:
                     beat(step, sequence)
@@ -143,13 +147,12 @@ class Actor:
                     log_probs.append(decision.log_prob)
                 elif decision.logits is not None:
                     logits.append(decision.logits)
-                ended = terminated[step] | truncated[step]
                 if self._limit is not None:
                     self._keep_final(step, truncated[step] & ~terminated[step])
-                    resets = ended
                 if decision.memory is not None:  # forgotten where the next row begins an episode
-                    memory = self._forget(decision.memory, resets)
-                resets = ended
+                    ended = terminated[step] | truncated[step]
+                    memory = self._forget(decision.memory, resets if self._limit is None else ended)
+                    resets = ended
                 if stop is not None and stop(step + 1):
                     made = step + 1
                     break

@@ -373,7 +373,7 @@ class Normal(_Scaled):
         return self._log_density(logits, action), entropy.expand(logits.shape[:-1])
 
     def environment_action(self, action: Tensor) -> Tensor | None:
-        return cast(Tensor, self.in_box(action))
+        return self.in_box.forward(action)  # what calling a module does besides costs as much
 
 
 class SquashedNormal(_Scaled):
@@ -404,7 +404,7 @@ class SquashedNormal(_Scaled):
         return self.log_prob(logits, action), (self.log_std + (0.5 + _HALF_LOG_TAU)).sum() + slope
 
     def environment_action(self, action: Tensor) -> Tensor | None:
-        return cast(Tensor, self.in_box(action.tanh()))
+        return self.in_box.forward(action.tanh())
 
 
 def distribution_over(space: Spaces, squashed: bool = False) -> Distribution:

@@ -370,6 +370,13 @@ def _check_mask(spec: Spec, choices: int) -> bool:
     return True
 
 
+def floats(x: Tensor) -> Tensor:
+    """The same numbers as float32; where it is acted by NumPy, which begins sooner."""
+    if x.dtype is torch.float32 or not x.is_cpu or not torch.is_inference_mode_enabled():
+        return x.float()
+    return torch.from_numpy(x.numpy().astype(np.float32))
+
+
 class GRU(nn.Module):
     """A gated recurrent unit (Cho et al. 2014, arXiv:1406.1078) whose memory is cleared where an episode begins."""
 
@@ -452,7 +459,7 @@ class ActorCritic(nn.Module):
         """What both towers begin from. With a memory, observation is [T, B, ...], memory [B, size] and first [T, B]."""
         if self.gru is None:
             # Past the encoder where that would only do this: calling a module costs more.
-            return self.above(cast(Tensor, observation).float() if self.direct else self.encoder(observation))
+            return self.above(floats(cast(Tensor, observation)) if self.direct else self.encoder(observation))
         assert memory is not None
         assert first is not None
         return self.above(self.memories(observation, memory, first))

@@ -138,8 +138,12 @@ class Guard:
     def look(self, arrays: Sequence[Array]) -> None:
         """Look at values [B, …]: what has to be finite, or inside of its bounds, and is not; or clip it in place."""
         with np.errstate(all="ignore"):  # the sums of float16 overflow
-            for leaf, array in zip(self._leaves, arrays, strict=True):
-                leaf.look(array)
+            self.look_silently(arrays)
+
+    def look_silently(self, arrays: Sequence[Array]) -> None:
+        """The same where NumPy says nothing of numbers that are not finite anyway."""
+        for leaf, array in zip(self._leaves, arrays, strict=True):
+            leaf.look(array)
 
     def joined(self, arrays: Sequence[Array]) -> Tree:
         """The tree of these arrays."""

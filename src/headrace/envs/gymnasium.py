@@ -346,7 +346,7 @@ class _Loop(CheckedVectorEnv):
         held = guard.held[0]
         dtype, shape = (held.dtype, held.shape[1:]) if guard.plain else (None, None)
         where.calls += 1
-        calls, row = where.calls, 0
+        calls, row, soonest = where.calls, 0, min(due)
         try:
             for row, (step, given) in enumerate(zip(self._steps, _rows(action), strict=True)):
                 if ended[row]:
@@ -373,7 +373,7 @@ class _Loop(CheckedVectorEnv):
                 reward[row] = got if got.__class__ is float or got.__class__ is float64 else number(got)
                 if term is not False and flag(term, "terminated"):
                     terminated[row] = ended[row] = True
-                if calls >= due[row] or (trunc is not False and flag(trunc, "truncated")):
+                if (trunc is not False or calls >= soonest) and (flag(trunc, "truncated") or calls >= due[row]):
                     truncated[row] = ended[row] = True
             looked_at = self._look()
         except (EnvironmentFault, Closed):
@@ -386,8 +386,8 @@ class _Loop(CheckedVectorEnv):
 
     def _look(self) -> Array:
         """Look at the numbers of all environments together. Returns the rewards in float32."""
-        self._guard.look(self._guard.held)
         with np.errstate(all="ignore"):
+            self._guard.look_silently(self._guard.held)
             reward = self._reward.astype(np.float32)
             total = np.add.reduce(reward)  # tells for almost all: it is finite only if every reward is
         if self._strict and not math.isfinite(total) and not np.isfinite(reward).all():

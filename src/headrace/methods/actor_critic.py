@@ -122,14 +122,10 @@ class ActorCriticMethod(Method):
             else:
                 memory = net.remember(observation, cast(Tensor, memory))
                 features = net.above(memory)
-            logits = net.logits(features, observation)
-            action = net.distribution.draw(logits, noise)
-            return Decision(
-                action=action,
-                logits=logits,
-                environment_action=net.distribution.environment_action(action),
-                memory=memory,
-            )
+            logits, distribution = net.logits(features, observation), net.distribution
+            action = distribution.draw(logits, noise)
+            given = distribution.environment_action(action)
+            return Decision(action=action, logits=logits, environment_action=given, memory=memory)
 
     def log_prob(self, net: nn.Module, logits: Tensor, action: Tree) -> Tensor:
         return _cast(net).distribution.log_prob(logits, action)
