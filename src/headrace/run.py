@@ -40,6 +40,7 @@ from headrace.plans.sync_batches import SyncBatches
 from headrace.plans.sync_replay import SyncReplay
 from headrace.record.folder import RunFolder
 from headrace.record.record import Record
+from headrace.record.remarks import Remarks
 from headrace.record.track import check_tracking
 from headrace.report import Report
 from headrace.view.choose import choose
@@ -201,7 +202,7 @@ class Run:
                 if isinstance(self.plan, SyncReplay):
                     for notice in self.plan.notices(self.learner, state):
                         record.say(notice)
-                with self._logged(held).reports(state, journal=record.journal) as reports:
+                with Remarks(record.say), self._logged(held).reports(state, journal=record.journal) as reports:
                     for report in reports:
                         record.report(report)
                         watch.after(report, stopping.asked)

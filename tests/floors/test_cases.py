@@ -19,7 +19,6 @@ PARTLY = {
     "CR-11": "strace and memory limits: nightly",
     "CR-04": "epsilon of a method that explores so: with DQN; a schedule like it is tested",
     "PF-02": "tiny environments, and real time: figures, which the benchmarks rollout and straggler print",
-    "HC-19": "progress shown before the first update: the live view",
     "US-11": "Ray: with the placement",
     "LC-50": "exploration with a restored epsilon: with DQN; greedy evaluation that changes nothing is tested",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,13 +50,26 @@ def slow() -> Callable[[], Env]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_HC_19_a_batch_that_takes_long_is_waited_for(slow: Callable[[], Env]) -> None:
+def test_HC_19_a_batch_that_takes_long_is_waited_for(
+    slow: Callable[[], Env], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And who waits says for how long, for whom, and where they are."""
+    monkeypatch.setattr("headrace.place.context.NOTED", STEP)
+    caplog.set_level(logging.INFO, "headrace")
     env = slow()
     plan = AsyncBatches(actors=2, num_envs=50, num_steps=2, batch_rollouts=2)
     learner = Learner(A2C(), env.spec, seed=1)
     (report,) = plan.run(learner, env, Processes(stall_after=STALL_AFTER), env_steps=BATCH)
     assert report.env_steps >= BATCH
     assert report.metrics["perf/waited_seconds"] > 2 * STEP > STALL_AFTER
+    said = [record.getMessage() for record in caplog.records]
+    found = [
+        re.match(r"waiting for data for (\d+) s, to take .*rollouts.*; collect\[1\]: stepping .*", line)
+        for line in said
+    ]
+    assert found, said
+    assert all(found), said
+    assert re.search(r"collect\[0\]: stepping environments 0 to 24 \(row [01] of rollout 0\)", said[0]), said[0]
 
 
 @pytest.mark.slow

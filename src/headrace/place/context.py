@@ -26,6 +26,8 @@ _give_way, _now = os.sched_yield, time.monotonic_ns
 # turns loses one after the other. So this many waits do not ask again.
 TURN, CROWDED = 1_000_000, 100  # nanoseconds, waits
 
+NOTED = 30.0  # seconds. So long a wait of the driver is noted, and again after as long
+
 LONG = 100_000  # nanoseconds. After a wait that lasted so long the next one blocks at once: looking would be in vain
 
 
@@ -55,6 +57,9 @@ class Overseer(Protocol):
 
     def look_after_roles(self) -> None:
         """Notice what no role rings for."""
+
+    def note_wait(self, seconds: float, what: str) -> None:
+        """Note that the driver has waited for so long."""
 
 
 class Identity:
@@ -159,6 +164,7 @@ class Context:
         words[self._page + b.BEAT] = 0
         words[self._page + b.SINCE] = began
         words[self._page + b.WAITING] = ends[0].word
+        noted = began
         try:
             while True:
                 while bell.heard():  # before the look: a ring that comes after it ends the wait below
@@ -170,6 +176,9 @@ class Context:
                 self.raise_if_orphaned(ends)
                 if self.overseer is not None:
                     self.overseer.look_after_roles()
+                    if _now() - noted > 1e9 * NOTED:
+                        noted = _now()
+                        self.overseer.note_wait((noted - began) / 1e9, " or to ".join(end.describe() for end in ends))
                 seconds = TICK
                 if timeout is not None:
                     left = timeout - (_now() - began) / 1e9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import time
 from abc import ABC, abstractmethod
@@ -29,6 +30,8 @@ from headrace.place.shipping import ship
 __all__ = ["BaseCrew"]
 
 _numbers = itertools.count()
+
+_log = logging.getLogger("headrace.place")
 
 
 class BaseCrew(ABC):
@@ -79,6 +82,11 @@ class BaseCrew(ABC):
     @abstractmethod
     def look_after_roles(self) -> None:
         """Look after the roles while the driver waits."""
+
+    def note_wait(self, seconds: float, what: str) -> None:
+        """Log that the driver has waited for so long, and what each role said last."""
+        heard = [f"{post}: {text}" for post in self.posts if (text := self.board.heard(post.index))]
+        _log.info("waiting for data for %.0f s, to %s%s", seconds, what, "".join(f"; {each}" for each in heard))
 
     # -- the with-block
 
